@@ -1,1 +1,5 @@
-//! To be written.
+//! One node of Forebay. (The map of its rooms follows as they are built.)
+#![deny(unsafe_code)]
+
+#[expect(unsafe_code, reason = "the room that lends memory")]
+pub mod arena;
