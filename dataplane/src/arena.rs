@@ -693,6 +693,15 @@ impl LeaseMut {
         self.0.meta().filled.store((filled + len) as u32, Ordering::Release);
     }
 
+    /// The room behind the watermark, for a synchronous read into it; [`LeaseMut::advance`] shows what came.
+    pub fn spare_mut(&mut self) -> &mut [u8] {
+        let filled = self.0.filled();
+        let len = self.0.capacity() - filled;
+        // SAFETY: these bytes are mapped and initialised (by the kernel at first, by earlier tenants later),
+        // lie above the watermark where no reader looks, and `self` is the only writer.
+        unsafe { std::slice::from_raw_parts_mut(self.0.base().as_ptr().add(filled), len) }
+    }
+
     /// Where the next byte goes; valid for `capacity() - filled()` bytes while this writer lives.
     pub fn tail(&self) -> *mut u8 {
         self.0.base().as_ptr().wrapping_add(self.0.filled())

@@ -1,0 +1,339 @@
+//! The seam between thinking and the kernel: operations that own what they work on.
+//!
+//! An operation takes its buffers and leases by value and gives them back with its result, so that nobody
+//! can touch bytes that the kernel may still read or write. Dropping the future of an operation does not
+//! take anything from it: the engine cancels the operation and keeps its leases until the last completion.
+//!
+//! Three engines stand behind one type: [`uring`] for the data path, [`portable`] (readiness and a bounded
+//! pool of positioned reads) for hosts that refuse io_uring, and [`scripted`], an in-memory network and drive
+//! whose short counts, errors, delays and reordering come from a seed.
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::os::fd::{OwnedFd, RawFd};
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use smallvec::SmallVec;
+
+use crate::arena::{Lease, LeaseMut, UNIT_BYTES};
+
+pub mod portable;
+pub mod probe;
+pub mod scripted;
+pub mod uring;
+
+/// Most slices that leave in one operation; with the header, one vector of nine.
+pub const SLICES_MAX: usize = 8;
+/// How often an operation that says nothing about the world (interrupted, spuriously cancelled) is repeated.
+const REPEATS_MAX: u32 = 8;
+
+/// One worker's way to the kernel. Cheap to clone; stays on its thread.
+#[derive(Clone, Debug)]
+pub enum Engine {
+    /// io_uring.
+    Uring(Rc<uring::Ring>),
+    /// Readiness and positioned reads.
+    Portable(portable::Portable),
+    /// The seeded double of the simulation.
+    Scripted(Rc<scripted::Scripted>),
+}
+
+/// A socket of one engine. Dropping it closes the connection, after the operations that were queued before.
+#[derive(Debug)]
+pub enum Socket {
+    /// Of the ring.
+    Uring(uring::RingSocket),
+    /// Of the portable engine.
+    Portable(portable::PortableSocket),
+    /// Of the simulation.
+    Scripted(scripted::ScriptedSocket),
+}
+
+/// A piece of an object on its way out: a hold on its lease and which bytes.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    lease: Lease,
+    start: u32,
+    end: u32,
+}
+
+impl Slice {
+    /// Bytes `range` of `lease`.
+    ///
+    /// # Panics
+    /// If they are not written yet.
+    pub fn new(lease: Lease, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= lease.filled(), "{range:?} of {lease:?}");
+        Self { lease, start: range.start as u32, end: range.end as u32 }
+    }
+
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    /// Whether nothing is left of it.
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// The bytes themselves.
+    pub fn bytes(&self) -> &[u8] {
+        self.lease.bytes(self.start as usize..self.end as usize)
+    }
+}
+
+/// What one send carries: a header and slices behind it, in one operation.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    /// Response head, or small bytes of our own. Its allocation is meant to be reused.
+    pub header: Vec<u8>,
+    /// Object bytes.
+    pub body: SmallVec<[Slice; 2]>,
+    /// Bytes of the header that have left already.
+    sent: usize,
+}
+
+impl Outgoing {
+    /// Only a header.
+    pub fn header(header: Vec<u8>) -> Self {
+        Self { header, body: SmallVec::new(), sent: 0 }
+    }
+
+    /// Bytes that still have to leave.
+    pub fn len(&self) -> usize {
+        self.header.len() - self.sent + self.body.iter().map(Slice::len).sum::<usize>()
+    }
+
+    /// Whether all has left.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds a slice; at most [`SLICES_MAX`].
+    ///
+    /// # Panics
+    /// Beyond that.
+    pub fn push(&mut self, slice: Slice) {
+        assert!(self.body.len() < SLICES_MAX, "one operation carries {SLICES_MAX} slices");
+        self.body.push(slice);
+    }
+
+    /// Forgets the first `sent` bytes; slices that are gone give their hold back.
+    ///
+    /// # Panics
+    /// If `sent` is more than there was.
+    pub fn consume(&mut self, mut sent: usize) {
+        let of_header = sent.min(self.header.len() - self.sent);
+        self.sent += of_header;
+        sent -= of_header;
+        let mut gone = 0;
+        for slice in &mut self.body {
+            let of_slice = sent.min(slice.len());
+            slice.start += of_slice as u32;
+            sent -= of_slice;
+            if !slice.is_empty() {
+                break;
+            }
+            gone += 1;
+        }
+        assert_eq!(sent, 0, "more was sent than there was");
+        self.body.drain(..gone);
+    }
+
+    /// Gives every slice back and empties the header, keeping its allocation.
+    pub fn clear(&mut self) {
+        self.header.clear();
+        self.body.clear();
+        self.sent = 0;
+    }
+
+    /// What is left, piece by piece.
+    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(&self.header[self.sent..]).chain(self.body.iter().map(Slice::bytes))
+    }
+
+    fn io_slices(&self) -> SmallVec<[IoSlice<'_>; SLICES_MAX + 1]> {
+        self.pieces().filter(|piece| !piece.is_empty()).map(IoSlice::new).collect()
+    }
+}
+
+/// Watches one connection's send, so that someone else can end it without losing count of what has left.
+#[derive(Debug, Default)]
+pub struct SendWatch {
+    begun: Cell<Option<u32>>,
+    interrupted: Cell<bool>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl SendWatch {
+    /// Marks the begin of a send, in the caller's ticks.
+    pub fn begin(&self, tick: u32) {
+        self.begun.set(Some(tick));
+        self.interrupted.set(false);
+    }
+
+    /// Marks its end.
+    pub fn end(&self) {
+        self.begun.set(None);
+        self.waker.borrow_mut().take();
+    }
+
+    /// When the send in flight began.
+    pub fn begun(&self) -> Option<u32> {
+        self.begun.get()
+    }
+
+    /// Ends the send in flight with what has left so far.
+    pub fn interrupt(&self) {
+        self.interrupted.set(true);
+        if let Some(waker) = self.waker.borrow_mut().take() {
+            waker.wake();
+        }
+    }
+
+    fn poll_interrupted(&self, context: &Context<'_>) -> Poll<()> {
+        if self.interrupted.get() {
+            return Poll::Ready(());
+        }
+        let mut waker = self.waker.borrow_mut();
+        if !waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            *waker = Some(context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+impl Engine {
+    /// Word for logs and metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Uring(_) => "uring",
+            Self::Portable(_) => "portable",
+            Self::Scripted(_) => "scripted",
+        }
+    }
+
+    /// Takes over an accepted connection, non-blocking.
+    ///
+    /// # Errors
+    /// The kernel refused to watch it.
+    pub fn adopt(&self, fd: OwnedFd) -> io::Result<Socket> {
+        match self {
+            Self::Uring(ring) => Ok(Socket::Uring(ring.adopt(fd))),
+            Self::Portable(portable) => portable.adopt(fd).map(Socket::Portable),
+            Self::Scripted(_) => Err(io::Error::other("the simulation makes its own connections")),
+        }
+    }
+
+    /// The next connection of a listening socket.
+    ///
+    /// # Errors
+    /// As accept(2); a caller goes on after a pause.
+    pub async fn accept(&self, listener: &Socket) -> io::Result<OwnedFd> {
+        match (self, listener) {
+            (Self::Uring(ring), Socket::Uring(listener)) => ring.accept(listener).await,
+            (Self::Portable(_), Socket::Portable(listener)) => listener.accept().await,
+            _ => Err(foreign()),
+        }
+    }
+
+    /// Receives into the spare capacity of `buffer`; 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// As recv(2).
+    pub async fn recv(&self, socket: &Socket, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+        assert!(buffer.len() < buffer.capacity(), "there is room to receive into");
+        match (self, socket) {
+            (Self::Uring(ring), Socket::Uring(socket)) => ring.recv(socket, buffer).await,
+            (Self::Portable(_), Socket::Portable(socket)) => socket.recv(buffer).await,
+            (Self::Scripted(_), Socket::Scripted(socket)) => socket.recv(buffer).await,
+            _ => (Err(foreign()), buffer),
+        }
+    }
+
+    /// Sends header and slices in one operation. A count short of all means that `watch` was interrupted or
+    /// the connection broke half-way; the caller consumes what left and decides.
+    ///
+    /// # Errors
+    /// As sendmsg(2), if not one byte has left.
+    pub async fn send(
+        &self,
+        socket: &Socket,
+        outgoing: Outgoing,
+        watch: &SendWatch,
+    ) -> (io::Result<usize>, Outgoing) {
+        match (self, socket) {
+            (Self::Uring(ring), Socket::Uring(socket)) => ring.send(socket, outgoing, watch).await,
+            (Self::Portable(_), Socket::Portable(socket)) => socket.send(outgoing, watch).await,
+            (Self::Scripted(_), Socket::Scripted(socket)) => socket.send(outgoing, watch).await,
+            _ => (Err(foreign()), outgoing),
+        }
+    }
+
+    /// Waits, holding nothing, until the peer has made room.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub async fn writable(&self, socket: &Socket) -> io::Result<()> {
+        match (self, socket) {
+            (Self::Uring(ring), Socket::Uring(socket)) => ring.writable(socket).await,
+            (Self::Portable(_), Socket::Portable(socket)) => socket.writable().await,
+            (Self::Scripted(_), Socket::Scripted(socket)) => socket.writable().await,
+            _ => Err(foreign()),
+        }
+    }
+
+    /// Reads `len` bytes (a multiple of [`UNIT_BYTES`], as is `offset`) at `offset` of `file` behind the
+    /// watermark of `lease`. Short counts are continued; the watermark covers exactly what was read.
+    ///
+    /// # Errors
+    /// As pread(2); `UnexpectedEof` if the file ends before.
+    pub async fn read_at(
+        &self,
+        file: RawFd,
+        offset: u64,
+        mut lease: LeaseMut,
+        len: usize,
+    ) -> (io::Result<()>, LeaseMut) {
+        assert!(len.is_multiple_of(UNIT_BYTES) && offset.is_multiple_of(UNIT_BYTES as u64));
+        assert!(len <= lease.capacity() - lease.filled());
+        let mut done = 0;
+        let mut repeats = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let (result, back) = match self {
+                Self::Uring(ring) => ring.read_at(file, at, lease, len - done).await,
+                Self::Portable(portable) => portable.read_at(file, at, lease, len - done).await,
+                Self::Scripted(scripted) => scripted.read_at(at, lease, len - done).await,
+            };
+            lease = back;
+            // A direct read goes on at an aligned place, so the odd tail of a short count is read again.
+            match result {
+                Ok(0) => return (Err(io::ErrorKind::UnexpectedEof.into()), lease),
+                Ok(count) if count >= UNIT_BYTES => {
+                    let whole = count.min(len - done) / UNIT_BYTES * UNIT_BYTES;
+                    lease.advance(whole);
+                    done += whole;
+                    repeats = 0;
+                }
+                Ok(_) if repeats < REPEATS_MAX => repeats += 1,
+                Ok(_) => return (Err(io::Error::other("the drive gives less than a unit at a time")), lease),
+                Err(error) if says_nothing(&error) && repeats < REPEATS_MAX => repeats += 1,
+                Err(error) => return (Err(error), lease),
+            }
+        }
+        (Ok(()), lease)
+    }
+}
+
+/// Interrupted, try again, or cancelled though nobody asked (seen around signals on kernels before 6.14).
+fn says_nothing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED))
+}
+
+fn foreign() -> io::Error {
+    io::Error::other("a socket works only with the engine that made it")
+}

@@ -1,0 +1,123 @@
+//! The engine for hosts that refuse io_uring: readiness from the runtime's epoll, and positioned reads on a
+//! bounded pool of threads.
+//!
+//! A socket call here begins and ends while the future is polled, so nothing is in flight when the future is
+//! dropped. A drive read is in flight on a pool thread, which owns the lease and outlives the future.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{OwnedFd, RawFd};
+use std::task::{Poll, ready};
+
+use socket2::{MsgHdr, Socket};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::{Outgoing, SendWatch};
+use crate::arena::LeaseMut;
+
+/// The engine. Its pool is the blocking pool of the worker's runtime, whose size the worker bounds.
+#[derive(Clone, Debug, Default)]
+pub struct Portable;
+
+/// A non-blocking socket watched by the runtime.
+#[derive(Debug)]
+pub struct PortableSocket(AsyncFd<Socket>);
+
+impl Portable {
+    pub(super) fn adopt(&self, fd: OwnedFd) -> io::Result<PortableSocket> {
+        let socket = Socket::from(fd);
+        socket.set_nonblocking(true)?;
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        AsyncFd::with_interest(socket, interest).map(PortableSocket)
+    }
+
+    pub(super) async fn read_at(
+        &self,
+        file: RawFd,
+        offset: u64,
+        mut lease: LeaseMut,
+        len: usize,
+    ) -> (io::Result<usize>, LeaseMut) {
+        let read = tokio::task::spawn_blocking(move || {
+            let target = &mut lease.spare_mut()[..len];
+            // SAFETY: the target is a live, exclusive slice of `len` bytes; the call is synchronous.
+            let count = unsafe { libc::pread(file, target.as_mut_ptr().cast(), len, offset.cast_signed()) };
+            let result = usize::try_from(count).map_err(|_| io::Error::last_os_error());
+            (result, lease)
+        });
+        // The pool neither cancels nor panics here: the closure is three calls.
+        read.await.expect("a positioned read returns")
+    }
+}
+
+impl PortableSocket {
+    pub(super) async fn accept(&self) -> io::Result<OwnedFd> {
+        let (socket, _) = self.0.async_io(Interest::READABLE, Socket::accept).await?;
+        Ok(socket.into())
+    }
+
+    pub(super) async fn recv(&self, mut buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+        let received = self
+            .0
+            .async_io(Interest::READABLE, |socket| {
+                let spare: &mut [MaybeUninit<u8>] = buffer.spare_capacity_mut();
+                socket.recv(spare)
+            })
+            .await;
+        if let Ok(received) = received {
+            let len = buffer.len() + received;
+            assert!(len <= buffer.capacity(), "the kernel wrote within the spare capacity");
+            // SAFETY: recv(2) initialised `received` bytes of the spare capacity.
+            unsafe { buffer.set_len(len) };
+        }
+        (received, buffer)
+    }
+
+    pub(super) async fn send(
+        &self,
+        mut outgoing: Outgoing,
+        watch: &SendWatch,
+    ) -> (io::Result<usize>, Outgoing) {
+        let mut sent = 0;
+        loop {
+            let vectors = outgoing.io_slices();
+            if vectors.is_empty() {
+                return (Ok(sent), outgoing);
+            }
+            let message = MsgHdr::new().with_buffers(&vectors);
+            let result = self.0.get_ref().sendmsg(&message, libc::MSG_NOSIGNAL);
+            drop(vectors);
+            match result {
+                Ok(count) => {
+                    outgoing.consume(count);
+                    sent += count;
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return (if sent > 0 { Ok(sent) } else { Err(error) }, outgoing),
+            }
+            let interrupted = std::future::poll_fn(|context| {
+                if let Poll::Ready(ready) = self.0.poll_write_ready(context) {
+                    return Poll::Ready(ready.map(|mut guard| {
+                        guard.clear_ready();
+                        false
+                    }));
+                }
+                ready!(watch.poll_interrupted(context));
+                Poll::Ready(Ok(true))
+            });
+            match interrupted.await {
+                Ok(false) => {}
+                Ok(true) => return (Ok(sent), outgoing),
+                Err(error) => return (if sent > 0 { Ok(sent) } else { Err(error) }, outgoing),
+            }
+        }
+    }
+
+    pub(super) async fn writable(&self) -> io::Result<()> {
+        self.0.writable().await.map(|mut guard| guard.retain_ready())?;
+        Ok(())
+    }
+}

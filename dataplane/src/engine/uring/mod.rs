@@ -1,0 +1,469 @@
+//! io_uring, one ring a worker, inside the worker's tokio runtime.
+//!
+//! The ring is SINGLE_ISSUER and DEFER_TASKRUN: the kernel posts completions only when this thread enters it.
+//! Such a ring's own descriptor never wakes an epoll, so a registered eventfd does; it is edge triggered and
+//! never read. The first push since the last flush wakes the ring's task, which therefore runs behind the
+//! tasks that are already queued: what they push goes to the kernel in one call.
+//!
+//! What the kernel may touch lives in [`operations`]; what it grants is found out by [`super::probe`].
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker, ready};
+
+use io_uring::types::Fd;
+use io_uring::types::CloneBuffersFlags;
+use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use self::operations::{Held, Key, NOBODY, Operations, SendFrame};
+use super::{Outgoing, SLICES_MAX, SendWatch};
+use crate::arena::{Arena, LeaseMut};
+
+mod operations;
+
+/// Submission entries of one worker's ring; more are queued in user space.
+const ENTRIES: u32 = 1024;
+/// Completion entries: a full submission queue several times over, so that overflow stays rare.
+const COMPLETIONS: u32 = 8 * ENTRIES;
+/// Kernel helper threads that one ring may start, bounded and unbounded work.
+const HELPERS_MAX: [u32; 2] = [4, 4];
+
+/// One worker's ring.
+pub struct Ring {
+    operations: RefCell<Operations>,
+    uring: RefCell<IoUring>,
+    backlog: RefCell<VecDeque<squeue::Entry>>,
+    eventfd: AsyncFd<OwnedFd>,
+    unflushed: Cell<bool>,
+    task: RefCell<Option<Waker>>,
+    /// Chunks of the arena that this ring may use as fixed buffers.
+    fixed: RefCell<Vec<bool>>,
+    enters: Cell<u64>,
+}
+
+/// What a ring has counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RingCounts {
+    /// System calls made to submit and to collect.
+    pub enters: u64,
+    /// Completions that did not fit and were kept by the kernel.
+    pub overflows: u64,
+    /// Completions that belonged to no operation.
+    pub stale: u64,
+    /// Operations in flight now.
+    pub in_flight: u64,
+}
+
+/// A socket that is used through a ring; closed by the ring, behind everything queued before.
+#[derive(Debug)]
+pub struct RingSocket {
+    ring: Rc<Ring>,
+    fd: RawFd,
+}
+
+impl Drop for RingSocket {
+    fn drop(&mut self) {
+        // Not close(2): an entry that is queued but not yet submitted names this number, and the number may
+        // be given to another connection at once.
+        let close = opcode::Close::new(Fd(self.fd)).build().user_data(NOBODY);
+        self.ring.push(close);
+    }
+}
+
+impl Ring {
+    /// Makes a ring for this thread and starts its task on the current runtime.
+    ///
+    /// # Errors
+    /// io_uring is refused here; [`super::probe`] says why and what to do.
+    pub fn start() -> io::Result<Rc<Self>> {
+        let uring = build(ENTRIES)?;
+        // SAFETY: plain system call; the result is checked before it is owned.
+        let eventfd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if eventfd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made and belongs to nobody else.
+        let eventfd = unsafe { OwnedFd::from_raw_fd(eventfd) };
+        uring.submitter().register_eventfd(eventfd.as_raw_fd())?;
+        // Older kernels do not know it; the default bound is large, not wrong.
+        let _ = uring.submitter().register_iowq_max_workers(&mut HELPERS_MAX.clone());
+        let ring = Rc::new(Self {
+            operations: RefCell::default(),
+            uring: RefCell::new(uring),
+            backlog: RefCell::default(),
+            eventfd: AsyncFd::with_interest(eventfd, Interest::READABLE)?,
+            unflushed: Cell::new(false),
+            task: RefCell::new(None),
+            fixed: RefCell::default(),
+            enters: Cell::new(0),
+        });
+        tokio::task::spawn_local(Rc::clone(&ring).drive());
+        Ok(ring)
+    }
+
+    /// Registers the chunks of `arena` that are not registered yet, cloning them from `registry` (another
+    /// ring that has them) where the kernel can: cloned buffers are not charged to the memlock limit again.
+    ///
+    /// # Errors
+    /// The kernel refuses to pin the memory; the ring goes on with ordinary reads.
+    pub fn register(&self, arena: &Arena, registry: Option<RawFd>) -> io::Result<()> {
+        let uring = self.uring.borrow();
+        let mut fixed = self.fixed.borrow_mut();
+        if fixed.is_empty() {
+            uring.submitter().register_buffers_sparse(arena.chunks_max() as u32)?;
+            fixed.resize(arena.chunks_max(), false);
+        }
+        for (index, (base, bytes)) in arena.chunks().enumerate() {
+            if fixed[index] {
+                continue;
+            }
+            let cloned = registry.is_some_and(|registry| {
+                let index = index as u32;
+                let replace = CloneBuffersFlags::DST_REPLACE;
+                uring.submitter().register_buffers_clone_offset(registry, index, index, 1, replace).is_ok()
+            });
+            if !cloned {
+                let vector = libc::iovec { iov_base: base.as_ptr().cast(), iov_len: bytes };
+                // SAFETY: the arena is never unmapped, so the registered range outlives every ring.
+                unsafe { uring.submitter().register_buffers_update(index as u32, &[vector], None)? };
+            }
+            fixed[index] = true;
+        }
+        Ok(())
+    }
+
+    /// Descriptor of the ring, for [`Ring::register`] of another one.
+    pub fn as_raw_fd(&self) -> RawFd {
+        self.uring.borrow().as_raw_fd()
+    }
+
+    /// What it has counted.
+    pub fn counts(&self) -> RingCounts {
+        let operations = self.operations.borrow();
+        RingCounts {
+            enters: self.enters.get(),
+            overflows: u64::from(self.uring.borrow_mut().completion().overflow()),
+            stale: operations.stale,
+            in_flight: operations.in_flight() as u64,
+        }
+    }
+
+    pub(super) fn adopt(self: &Rc<Self>, fd: OwnedFd) -> RingSocket {
+        RingSocket { ring: Rc::clone(self), fd: fd.into_raw_fd() }
+    }
+
+    pub(super) async fn accept(self: &Rc<Self>, listener: &RingSocket) -> io::Result<OwnedFd> {
+        let accept = opcode::Accept::new(Fd(listener.fd), std::ptr::null_mut(), std::ptr::null_mut())
+            .flags(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK)
+            .build();
+        let (result, _) = self.submit(Held::Accept, |_| accept).await;
+        count(result).map(|_| operations::accepted(result))
+    }
+
+    pub(super) async fn recv(
+        self: &Rc<Self>,
+        socket: &RingSocket,
+        buffer: Vec<u8>,
+    ) -> (io::Result<usize>, Vec<u8>) {
+        let mut buffer = buffer;
+        for repeat in 0.. {
+            let operation = self.submit(Held::Recv(buffer), |held| {
+                let Held::Recv(buffer) = held else { unreachable!("just made") };
+                let spare = buffer.spare_capacity_mut();
+                opcode::Recv::new(Fd(socket.fd), spare.as_mut_ptr().cast(), spare.len() as u32).build()
+            });
+            let (result, held) = operation.await;
+            let Held::Recv(mut back) = held else { unreachable!("a receive gives back its buffer") };
+            match count(result) {
+                Ok(received) => {
+                    let len = back.len() + received;
+                    assert!(len <= back.capacity(), "the kernel wrote within the spare capacity");
+                    // SAFETY: the kernel initialised `received` bytes of the spare capacity.
+                    unsafe { back.set_len(len) };
+                    return (Ok(received), back);
+                }
+                Err(error) if super::says_nothing(&error) && repeat < super::REPEATS_MAX => buffer = back,
+                Err(error) => return (Err(error), back),
+            }
+        }
+        unreachable!("the loop returns")
+    }
+
+    pub(super) async fn send(
+        self: &Rc<Self>,
+        socket: &RingSocket,
+        outgoing: Outgoing,
+        watch: &SendWatch,
+    ) -> (io::Result<usize>, Outgoing) {
+        let frame = Held::Send(SendFrame::boxed(outgoing));
+        let mut operation = self.submit(frame, |held| {
+            let Held::Send(frame) = held else { unreachable!("just made") };
+            // WAITALL: the kernel goes on by itself when the socket has room again, so a count short of all
+            // is the end of the connection or an interruption.
+            let flags = (libc::MSG_WAITALL | libc::MSG_NOSIGNAL) as u32;
+            opcode::SendMsg::new(Fd(socket.fd), frame.aim()).flags(flags).build()
+        });
+        let mut cancelled = false;
+        let (result, held) = poll_fn(|context| {
+            if let Poll::Ready(done) = Pin::new(&mut operation).poll(context) {
+                return Poll::Ready(done);
+            }
+            ready!(watch.poll_interrupted(context));
+            if !cancelled {
+                cancelled = true;
+                self.cancel(operation.key);
+            }
+            Poll::Pending
+        })
+        .await;
+        let Held::Send(frame) = held else { unreachable!("a send gives back its frame") };
+        let result = match count(result) {
+            Err(error) if super::says_nothing(&error) => Ok(0),
+            result => result,
+        };
+        (result, frame.outgoing)
+    }
+
+    pub(super) async fn writable(self: &Rc<Self>, socket: &RingSocket) -> io::Result<()> {
+        let poll = opcode::PollAdd::new(Fd(socket.fd), (libc::POLLOUT | libc::POLLRDHUP) as u32).build();
+        let (result, _) = self.submit(Held::Poll, |_| poll).await;
+        let events = count(result)? as i16;
+        if events & (libc::POLLERR | libc::POLLHUP) != 0 {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        Ok(())
+    }
+
+    pub(super) async fn read_at(
+        self: &Rc<Self>,
+        file: RawFd,
+        offset: u64,
+        lease: LeaseMut,
+        len: usize,
+    ) -> (io::Result<usize>, LeaseMut) {
+        let chunk = lease.lease().chunk();
+        let fixed = self.fixed.borrow().get(usize::from(chunk)).copied().unwrap_or(false);
+        let operation = self.submit(Held::Read(lease), |held| {
+            let Held::Read(lease) = held else { unreachable!("just made") };
+            if fixed {
+                opcode::ReadFixed::new(Fd(file), lease.tail(), len as u32, chunk).offset(offset).build()
+            } else {
+                opcode::Read::new(Fd(file), lease.tail(), len as u32).offset(offset).build()
+            }
+        });
+        let (result, held) = operation.await;
+        let Held::Read(lease) = held else { unreachable!("a read gives back its lease") };
+        (count(result), lease)
+    }
+
+    fn submit(
+        self: &Rc<Self>,
+        held: Held,
+        aim: impl FnOnce(&mut Held) -> squeue::Entry,
+    ) -> Submitted {
+        let (key, entry) = {
+            let mut operations = self.operations.borrow_mut();
+            let key = operations.insert(held);
+            let entry = aim(operations.held(key)).user_data(key.0);
+            (key, entry)
+        };
+        self.push(entry);
+        Submitted { ring: Rc::clone(self), key, taken: false }
+    }
+
+    fn cancel(&self, key: Key) {
+        self.push(opcode::AsyncCancel::new(key.0).build().user_data(NOBODY));
+    }
+
+    fn push(&self, entry: squeue::Entry) {
+        let mut backlog = self.backlog.borrow_mut();
+        // Behind what waits already: a close must not overtake the operations of its socket.
+        if !backlog.is_empty() || !self.try_push(&entry) {
+            backlog.push_back(entry);
+        }
+        if !self.unflushed.replace(true)
+            && let Some(task) = self.task.borrow_mut().take()
+        {
+            task.wake();
+        }
+    }
+
+    fn try_push(&self, entry: &squeue::Entry) -> bool {
+        let mut uring = self.uring.borrow_mut();
+        // SAFETY: every pointer in the entry leads into what the table of operations owns until the
+        // completion of this entry, or into nothing (close, cancel, poll, accept).
+        unsafe { uring.submission().push(entry).is_ok() }
+    }
+
+    /// Submits what is queued, collects what is done. One system call, or none if there is nothing to do.
+    fn turn(&self) {
+        self.unflushed.set(false);
+        // What completes while we are here is collected here; a wake-up for it would cost an epoll_wait.
+        self.uring.borrow_mut().completion().disable_eventfd();
+        loop {
+            self.enter();
+            let collected = self.collect();
+            let moved = self.refill();
+            if moved > 0 || (collected > 0 && self.is_due()) {
+                continue;
+            }
+            self.uring.borrow_mut().completion().enable_eventfd();
+            // What came between the last look and this line made no wake-up.
+            if !self.is_due() {
+                break;
+            }
+            self.uring.borrow_mut().completion().disable_eventfd();
+        }
+    }
+
+    fn enter(&self) {
+        let (queued, due) = {
+            let mut uring = self.uring.borrow_mut();
+            let submission = uring.submission();
+            (submission.len(), submission.taskrun() || submission.cq_overflow())
+        };
+        if queued == 0 && !due {
+            return;
+        }
+        self.enters.set(self.enters.get() + 1);
+        let uring = self.uring.borrow();
+        let flags = EnterFlags::GETEVENTS.bits();
+        // SAFETY: no argument structure is passed, and the entries were made by `try_push`.
+        let entered = unsafe { uring.submitter().enter::<libc::sigset_t>(queued as u32, 0, flags, None) };
+        if let Err(error) = entered {
+            // EBUSY and EAGAIN: completions must be collected first; EINTR: a signal. All are cured by going
+            // round. Anything else is a ring that we have broken ourselves.
+            let passing = [libc::EBUSY, libc::EAGAIN, libc::EINTR];
+            assert!(passing.contains(&error.raw_os_error().unwrap_or(0)), "io_uring_enter: {error}");
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        let mut uring = self.uring.borrow_mut();
+        let submission = uring.submission();
+        if submission.taskrun() || submission.cq_overflow() || !submission.is_empty() {
+            return true;
+        }
+        drop(submission);
+        !uring.completion().is_empty()
+    }
+
+    fn collect(&self) -> usize {
+        let mut operations = self.operations.borrow_mut();
+        let mut uring = self.uring.borrow_mut();
+        let mut collected = 0;
+        for completion in uring.completion() {
+            debug_assert!(!cqueue::more(completion.flags()), "no operation here completes twice");
+            operations.complete(completion.user_data(), completion.result());
+            collected += 1;
+        }
+        collected
+    }
+
+    /// Moves waiting entries into the submission queue.
+    fn refill(&self) -> usize {
+        let mut backlog = self.backlog.borrow_mut();
+        let mut moved = 0;
+        while let Some(entry) = backlog.front() {
+            if !self.try_push(entry) {
+                break;
+            }
+            backlog.pop_front();
+            moved += 1;
+        }
+        moved
+    }
+
+    async fn drive(self: Rc<Self>) {
+        loop {
+            poll_fn(|context| {
+                *self.task.borrow_mut() = Some(context.waker().clone());
+                let mut due = self.unflushed.get();
+                while let Poll::Ready(Ok(mut readiness)) = self.eventfd.poll_read_ready(context) {
+                    readiness.clear_ready();
+                    due = true;
+                }
+                if due { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+            self.turn();
+        }
+    }
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Ring({:?})", self.counts())
+    }
+}
+
+/// A ring as a worker wants it; used by the probe as well.
+pub(super) fn build(entries: u32) -> io::Result<IoUring> {
+    IoUring::builder()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_coop_taskrun()
+        .setup_taskrun_flag()
+        .setup_submit_all()
+        .setup_clamp()
+        .setup_cqsize(COMPLETIONS.max(entries))
+        .build(entries)
+}
+
+fn count(result: i32) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
+}
+
+impl SendFrame {
+    fn boxed(outgoing: Outgoing) -> Box<Self> {
+        let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        // SAFETY: a message header of zeros names no address, no vectors and no control data.
+        let message = unsafe { std::mem::zeroed() };
+        Box::new(Self { message, vectors: [nothing; SLICES_MAX + 1], outgoing })
+    }
+
+    /// Points header and vectors at the bytes that are left; valid while the box stands still.
+    fn aim(&mut self) -> *const libc::msghdr {
+        let mut used = 0;
+        for piece in self.outgoing.pieces().filter(|piece| !piece.is_empty()) {
+            self.vectors[used] =
+                libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() };
+            used += 1;
+        }
+        self.message.msg_iov = self.vectors.as_mut_ptr();
+        self.message.msg_iovlen = used as _;
+        &raw const self.message
+    }
+}
+
+/// The future of an operation. Dropping it cancels.
+struct Submitted {
+    ring: Rc<Ring>,
+    key: Key,
+    taken: bool,
+}
+
+impl Future for Submitted {
+    type Output = (i32, Held);
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let polled = self.ring.operations.borrow_mut().poll(self.key, context.waker());
+        self.taken = polled.is_ready();
+        polled
+    }
+}
+
+impl Drop for Submitted {
+    fn drop(&mut self) {
+        if !self.taken && self.ring.operations.borrow_mut().abandon(self.key) {
+            self.ring.cancel(self.key);
+        }
+    }
+}
