@@ -3,3 +3,5 @@
 
 #[expect(unsafe_code, reason = "the room that lends memory")]
 pub mod arena;
+pub mod object;
+pub mod range;
