@@ -1,0 +1,214 @@
+//! What all workers of a node share: memory, table, drives, accelerators, limits, numbers.
+#![forbid(unsafe_code)]
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::arena::{Arena, Lease};
+use crate::auth::Keys;
+use crate::config::Limits;
+use crate::engine::scripted::ScriptedDrive;
+use crate::metrics::{Counter, Metrics, WriteRefusal};
+use crate::object::VersionId;
+use crate::origin::OriginTarget;
+use crate::policy::Policy;
+use crate::range::{EXTENT_BYTES_MAX, Grid};
+use crate::store::{Refused, Slot, Store};
+use crate::table::{ObjectEntry, Table, TableLimits};
+
+/// One node.
+#[derive(Debug)]
+pub struct Node {
+    /// Its memory.
+    pub arena: &'static Arena,
+    /// What it knows.
+    pub table: Table,
+    /// Where it keeps what does not fit into memory.
+    pub drives: Drives,
+    /// What clients may ask for, in the order of the configuration.
+    pub accelerators: Box<[Accelerator]>,
+    /// Who may ask.
+    pub keys: Keys,
+    /// Bounds of everything that grows.
+    pub limits: Limits,
+    /// Its numbers.
+    pub metrics: Arc<Metrics>,
+    /// Rights to download from origins.
+    pub fills: Semaphore,
+    /// When it started.
+    pub started: Instant,
+    draining: AtomicBool,
+    connections: AtomicU64,
+}
+
+/// A bucket name or alias that clients use, bound to an origin and a policy.
+#[derive(Debug)]
+pub struct Accelerator {
+    /// The bucket name that clients use.
+    pub name: Box<str>,
+    /// The store behind it.
+    pub target: OriginTarget,
+    /// Freshness and admission.
+    pub policy: Policy,
+    /// The grid of its objects; an extent of more than a page is filled at once and kept in pieces.
+    pub grid: Grid,
+    /// Bytes that one miss asks the origin for at least; the configured extent.
+    pub extent_bytes: u32,
+}
+
+impl Accelerator {
+    /// The grid for a configured extent of 64 KiB to 4 MiB, a power of two.
+    ///
+    /// # Panics
+    /// For any other number; the configuration has refused it before.
+    pub fn grid(extent_bytes: u32) -> Grid {
+        Grid::new(extent_bytes.min(EXTENT_BYTES_MAX)).expect("a configured extent is a power of two from 64 KiB")
+    }
+}
+
+/// The drives, real or scripted, or none.
+#[derive(Clone, Debug)]
+pub enum Drives {
+    /// Nothing is kept beyond memory.
+    None,
+    /// Devices and preallocated files.
+    Store(Arc<Store>),
+    /// The simulation's.
+    Scripted(Arc<ScriptedDrive>),
+}
+
+impl Drives {
+    /// Where a slot is, while its drive still holds it: descriptor and offset in bytes.
+    pub fn place(&self, slot: Slot) -> Option<(RawFd, u64)> {
+        match self {
+            Self::None => None,
+            Self::Store(store) => store.place(slot).map(|place| (place.fd, place.offset)),
+            Self::Scripted(drive) => drive.place(slot).map(|offset| (-1, offset)),
+        }
+    }
+
+    /// Whether the drive still holds a slot; asked again after a read.
+    pub fn holds(&self, slot: Slot) -> bool {
+        match self {
+            Self::None => false,
+            Self::Store(store) => store.holds(slot),
+            Self::Scripted(drive) => drive.place(slot).is_some(),
+        }
+    }
+}
+
+impl Node {
+    /// A node of these parts.
+    pub fn new(
+        arena: &'static Arena,
+        drives: Drives,
+        accelerators: Box<[Accelerator]>,
+        keys: Keys,
+        limits: Limits,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
+        let table = Table::new(TableLimits {
+            objects_max: u64::from(limits.objects_max),
+            metadata_bytes_max: limits.metadata_bytes_max,
+        });
+        let fills = Semaphore::new(limits.fills_max as usize);
+        Arc::new(Self {
+            arena,
+            table,
+            drives,
+            accelerators,
+            keys,
+            limits,
+            metrics,
+            fills,
+            started: Instant::now(),
+            draining: AtomicBool::new(false),
+            connections: AtomicU64::new(0),
+        })
+    }
+
+    /// The accelerator of a bucket name, and its index.
+    pub fn accelerator(&self, name: &str) -> Option<(u16, &Accelerator)> {
+        let index = self.accelerators.iter().position(|accelerator| *accelerator.name == *name)?;
+        Some((index as u16, &self.accelerators[index]))
+    }
+
+    /// Offers an extent in memory to the drives. Never blocks: what they cannot take stays in memory only.
+    pub fn offer(&self, entry: &Arc<ObjectEntry>, extent: u32, lease: &Lease) {
+        let hold = {
+            let entry = Arc::downgrade(entry);
+            move |slot: Slot| {
+                if let Some(entry) = entry.upgrade() {
+                    entry.hold_on_drive(extent, slot);
+                }
+            }
+        };
+        match &self.drives {
+            Drives::None => {}
+            Drives::Scripted(drive) => {
+                if let Some(slot) = drive.write(lease) {
+                    hold(slot);
+                }
+            }
+            Drives::Store(store) => {
+                self.metrics.bump(Counter::WritesOffered, 1);
+                let metrics = Arc::clone(&self.metrics);
+                let bytes = lease.padded_len() as u64;
+                let done = Box::new(move |written: Result<Slot, _>| match written {
+                    Ok(slot) => {
+                        metrics.bump(Counter::WrittenBytes, bytes);
+                        hold(slot);
+                    }
+                    Err(_) => metrics.bump(Counter::WritesRefused(WriteRefusal::Failed), 1),
+                });
+                if let Err(refused) = store.offer(lease.clone(), done) {
+                    self.metrics.bump(Counter::WritesRefused(refusal(&refused)), 1);
+                }
+            }
+        }
+    }
+
+    /// Whether it finishes what it has and takes nothing new.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// From now on it finishes what it has and takes nothing new.
+    pub fn set_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Open client connections.
+    pub fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// One more client connection, unless the limit is reached.
+    pub fn admit_connection(&self) -> bool {
+        let most = u64::from(self.limits.connections_max);
+        let admit = |open: u64| (open < most).then_some(open + 1);
+        self.connections.fetch_update(Ordering::AcqRel, Ordering::Relaxed, admit).is_ok()
+    }
+
+    /// One client connection less.
+    pub fn release_connection(&self) {
+        self.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Name of a version in logs and on the explain page.
+    pub fn version_text(version: VersionId) -> String {
+        format!("{version:?}")
+    }
+}
+
+fn refusal(refused: &Refused) -> WriteRefusal {
+    match refused {
+        Refused::QueueFull => WriteRefusal::QueueFull,
+        Refused::Closed => WriteRefusal::Closed,
+        _ => WriteRefusal::NoDrive,
+    }
+}

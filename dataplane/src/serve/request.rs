@@ -1,0 +1,271 @@
+//! One request, whatever door it came through: who asks, for what, and what is answered.
+//!
+//! Conditions come before ranges (RFC 9110, 13.2.2), authorisation before anything that is shared. What is not
+//! a plain read of an object goes to the origin as it came, and a write makes the node forget the object
+//! before and after: before, so that nobody joins an old belief while the write is under way; after, because
+//! what was read meanwhile may be older than the write.
+#![forbid(unsafe_code)]
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderMap;
+use tokio::time::Instant;
+
+use super::Worker;
+use super::reply::{Payload, Reply};
+use super::stream::{ObjectStream, StreamFailure};
+use crate::auth;
+use crate::dialect::s3::Address;
+use crate::http1::{CacheOutcome, ContentRange, Method, RequestHead};
+use crate::metrics::{Counter, Limit};
+use crate::object::Verdict;
+use crate::origin::Relay;
+use crate::range::{ByteRange, RangeAsk, Unsatisfiable, parse_range};
+use crate::resolve::{self, Found, Want};
+use crate::table::{FillFailure, ObjectEntry, ResolveFailure};
+
+/// How often a read that finds its version gone begins anew, before its head is sent.
+const ROUNDS_MAX: u32 = 3;
+
+/// What to do about a request.
+#[derive(Debug)]
+pub(crate) enum Route {
+    /// Answer this.
+    Reply(Reply),
+    /// Read an object: [`read`].
+    Read(ReadTarget),
+    /// Hand it to the origin: [`super::forward`].
+    Forward(ForwardTarget),
+}
+
+/// A read that may be answered from here.
+#[derive(Debug)]
+pub(crate) struct ReadTarget {
+    pub(crate) accelerator: u16,
+    pub(crate) key: Box<[u8]>,
+}
+
+/// A request for the origin.
+#[derive(Debug)]
+pub(crate) struct ForwardTarget {
+    pub(crate) accelerator: u16,
+    /// The object that it writes, if it is one; `None` for requests about the bucket.
+    pub(crate) key: Option<Box<[u8]>>,
+    /// Whether it may change something.
+    pub(crate) writes: bool,
+    /// The raw path behind the bucket.
+    pub(crate) path: Box<[u8]>,
+}
+
+/// Who asks, and for what.
+pub(crate) fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Route {
+    let refuse = |status, code: &str, message: &str| {
+        Route::Reply(Reply::error(status, code, message, head.path(), request_id))
+    };
+    if let Err(denied) = auth::verify(head, &worker.node.keys, worker.wall_time()) {
+        return refuse(denied.status(), denied.code(), &denied.message());
+    }
+    if let Method::Other(name) = &head.method {
+        return refuse(405, "MethodNotAllowed", &format!("the method {name} is not one of S3's"));
+    }
+    let address = match Address::parse(head.path()) {
+        Ok(Some(address)) => address,
+        Ok(None) => {
+            let names: Vec<_> = worker.node.accelerators.iter().map(|known| &*known.name).collect();
+            let message = format!("name a bucket in the path; this node accelerates: {}", names.join(", "));
+            return refuse(400, "InvalidRequest", &message);
+        }
+        Err(error) => return refuse(400, "InvalidURI", &error.to_string()),
+    };
+    let Some((accelerator, _)) = worker.node.accelerator(&address.bucket) else {
+        let message = format!(
+            "this node has no accelerator named {}; start it with --accelerator {}=ORIGIN",
+            address.bucket, address.bucket
+        );
+        return refuse(404, "NoSuchBucket", &message);
+    };
+    let is_read = matches!(head.method, Method::Get | Method::Head);
+    if is_read && !address.key.is_empty() && !is_special(head) {
+        return Route::Read(ReadTarget { accelerator, key: address.key });
+    }
+    let path = address.rest(head.path()).into();
+    let key = (!address.key.is_empty()).then_some(address.key);
+    Route::Forward(ForwardTarget { accelerator, key, writes: !is_read && head.method != Method::Options, path })
+}
+
+/// Whether a read asks for something else than the bytes of the object as it is.
+fn is_special(head: &RequestHead) -> bool {
+    // SDKs add the name of the operation to plain reads.
+    let query = head.query().filter(|query| !query.is_empty() && *query != b"x-id=GetObject" && *query != b"x-id=HeadObject");
+    query.is_some() || head.headers().any(|(name, _)| is_special_header(name))
+}
+
+/// Headers that change which bytes are answered or who may read them.
+fn is_special_header(name: &str) -> bool {
+    let prefixes = ["x-amz-server-side-encryption-customer-", "x-tos-server-side-encryption-customer-"];
+    let starts = |prefix: &&str| name.len() >= prefix.len() && name.as_bytes()[..prefix.len()].eq_ignore_ascii_case(prefix.as_bytes());
+    prefixes.iter().any(|prefix| starts(&prefix)) || name.eq_ignore_ascii_case("x-tos-trailer")
+}
+
+/// What a read leads to.
+pub(crate) enum Read {
+    Reply(Reply),
+    /// The object is not kept here: hand the request on.
+    Bypass,
+}
+
+/// Answers a read.
+pub(crate) async fn read(worker: &Rc<Worker>, head: &RequestHead, target: &ReadTarget, request_id: &str) -> Read {
+    let accelerator = &worker.node.accelerators[usize::from(target.accelerator)];
+    let decision = accelerator.policy.decide(&target.key);
+    if !decision.cache {
+        return Read::Bypass;
+    }
+    let is_head = head.method == Method::Head;
+    let asked = head.header("range").and_then(parse_range);
+    let want = if is_head { Want::Head } else { Want::Bytes(asked) };
+    let now = Instant::now();
+    let refuse = |status, code: &str, message: &str| {
+        Read::Reply(Reply::error(status, code, message, head.path(), request_id))
+    };
+    for _ in 0..ROUNDS_MAX {
+        let (entry, age) =
+            match resolve::find(worker, target.accelerator, &target.key, want, decision.freshness, now).await {
+                Found::Object(entry, age) => (entry, age),
+                Found::Bypass => return Read::Bypass,
+                Found::Answered(answered) => {
+                    let payload = if is_head {
+                        Payload::Length(length_of(&answered.headers).unwrap_or(0))
+                    } else {
+                        Payload::Own(answered.body.clone())
+                    };
+                    let mut reply = Reply::new(answered.status, payload);
+                    reply.relayed = Some(answered.headers.clone());
+                    reply.cache = Some(CacheOutcome::Bypass);
+                    return Read::Reply(reply);
+                }
+                Found::Failed(failure) => {
+                    let (status, code, message) = gateway(failure);
+                    return refuse(status, code, message);
+                }
+            };
+        match answer(worker, head, entry, asked, is_head, age).await {
+            Ok(reply) => return Read::Reply(reply),
+            // Nothing has been sent yet: look for the version that is there now.
+            Err(StreamFailure::Fill(FillFailure::Gone | FillFailure::Lost)) => {}
+            Err(failure) => {
+                let (status, code, message) = interrupted(worker, failure);
+                return refuse(status, code, &message);
+            }
+        }
+    }
+    Read::Bypass
+}
+
+/// The answer about a version: conditions first, then the range.
+async fn answer(
+    worker: &Rc<Worker>,
+    head: &RequestHead,
+    entry: Arc<ObjectEntry>,
+    asked: Option<RangeAsk>,
+    is_head: bool,
+    age: Option<Duration>,
+) -> Result<Reply, StreamFailure> {
+    let size = entry.facts.size;
+    let verdict = head.conditions().judge(&entry.facts);
+    let finish = |mut reply: Reply| {
+        reply.age_s = age.map(|age| age.as_secs());
+        reply
+    };
+    let about = |status, payload, cache, entry| {
+        let mut reply = Reply::new(status, payload);
+        reply.cache = Some(cache);
+        reply.entry = Some(entry);
+        reply
+    };
+    let asked = match verdict {
+        Verdict::NotModified => return Ok(finish(about(304, Payload::None, CacheOutcome::Ram, entry))),
+        Verdict::Failed => {
+            let message = "at least one of the preconditions does not hold for the object";
+            let mut reply = Reply::error(412, "PreconditionFailed", message, head.path(), "");
+            reply.cache = Some(CacheOutcome::Ram);
+            return Ok(reply);
+        }
+        Verdict::ProceedWhole => None,
+        Verdict::Proceed => asked,
+    };
+    let (status, range) = match asked.map(|asked| asked.resolve(size)) {
+        None => (200, ByteRange::whole(size)),
+        Some(Ok(range)) => (206, Some(range)),
+        Some(Err(Unsatisfiable { .. })) => {
+            let message = format!("the object has {size} bytes");
+            let mut reply = Reply::error(416, "InvalidRange", &message, head.path(), "");
+            reply.content_range = Some(ContentRange::Unsatisfied { size });
+            reply.cache = Some(CacheOutcome::Ram);
+            return Ok(reply);
+        }
+    };
+    let content_range = (status == 206).then(|| range.map(|range| ContentRange::Bytes { range, size })).flatten();
+    let length = range.map_or(0, ByteRange::len);
+    let Some(range) = range.filter(|_| !is_head) else {
+        let mut reply = about(status, Payload::Length(length), CacheOutcome::Ram, entry);
+        reply.content_range = content_range;
+        return Ok(finish(reply));
+    };
+    let mut stream = ObjectStream::new(worker, Arc::clone(&entry), range);
+    let cache = stream.outcome();
+    let first = stream.next().await?.expect("a range is never empty");
+    let mut reply = about(status, Payload::Object(first, stream), cache, entry);
+    reply.content_range = content_range;
+    Ok(finish(reply))
+}
+
+fn gateway(failure: ResolveFailure) -> (u16, &'static str, &'static str) {
+    match failure {
+        ResolveFailure::Unreachable => (502, "BadGateway", "the origin could not be reached, or broke off"),
+        ResolveFailure::TimedOut => (504, "GatewayTimeout", "the origin did not answer in time"),
+        ResolveFailure::Invalid => (502, "BadGateway", "the origin's answer contradicts the question or itself"),
+        ResolveFailure::Credentials => {
+            (502, "BadGateway", "the node has no working credentials for the origin; see its log")
+        }
+    }
+}
+
+fn interrupted(worker: &Worker, failure: StreamFailure) -> (u16, &'static str, String) {
+    match failure {
+        StreamFailure::Memory | StreamFailure::Fill(FillFailure::Memory) => {
+            worker.counters.bump(Counter::LimitRefusals(Limit::Reads), 1);
+            (503, "SlowDown", "no memory was free in time; come again".into())
+        }
+        StreamFailure::Deadline => {
+            worker.counters.bump(Counter::LimitRefusals(Limit::Deadline), 1);
+            (504, "GatewayTimeout", "the origin did not deliver in time".into())
+        }
+        StreamFailure::Fill(FillFailure::Refused(status)) => {
+            (502, "BadGateway", format!("the origin refused the object with status {status}"))
+        }
+        StreamFailure::Fill(failure) => (502, "BadGateway", failure.to_string()),
+    }
+}
+
+/// The answer of the origin, handed on.
+pub(crate) fn relayed(relay: Relay, is_head: bool) -> Reply {
+    let Relay { status, headers, body } = relay;
+    let length = length_of(&headers);
+    let bodiless = is_head || matches!(status, 100..=199 | 204 | 304);
+    let payload = match length {
+        Some(length) if is_head => Payload::Length(length),
+        _ if bodiless => Payload::None,
+        length => Payload::Relay(body, length),
+    };
+    let mut reply = Reply::new(status, payload);
+    reply.relayed = Some(headers);
+    reply.cache = Some(CacheOutcome::Bypass);
+    reply
+}
+
+fn length_of(headers: &HeaderMap) -> Option<u64> {
+    headers.get(http::header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}

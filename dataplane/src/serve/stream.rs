@@ -1,0 +1,250 @@
+//! The bytes of a range, slice by slice: from memory, from a drive, or behind a fill's watermark.
+//!
+//! A stream holds an offset and, between two slices, no lease. It reads every block it takes from a drive
+//! against its sum before the slice exists, and one in some thousand of those it takes from memory: a block
+//! that is wrong is as good as absent.
+#![forbid(unsafe_code)]
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::Worker;
+use crate::arena::{Lease, Purpose, UNIT_BYTES};
+use crate::engine::Slice;
+use crate::fill::{Claim, Interest, RUN_BYTES_MAX};
+use crate::http1::CacheOutcome;
+use crate::metrics::{Counter, Where};
+use crate::range::{BLOCK_BYTES, ByteRange, Piece};
+use crate::store::Slot;
+use crate::sums::BlockSums;
+use crate::table::{Fill, FillFailure, ObjectEntry, Whereabouts};
+
+/// Bytes of a fill that are worth a send of their own, once the first have left.
+const FOLLOW_BYTES: usize = 32 << 10;
+/// One RAM hit in so many is verified.
+pub(super) const RAM_SAMPLE: u64 = 1024;
+/// How often a lost fill is begun again for one stream.
+const LOST_MAX: u32 = 8;
+/// Why a stream cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamFailure {
+    /// The fill said so.
+    Fill(FillFailure),
+    /// Nothing came within the request's deadline.
+    Deadline,
+    /// No memory came back within it.
+    Memory,
+}
+
+/// A range of one version on its way out.
+#[derive(Debug)]
+pub(crate) struct ObjectStream {
+    worker: Rc<Worker>,
+    entry: Arc<ObjectEntry>,
+    range: ByteRange,
+    cursor: u64,
+    interest: Option<Interest>,
+    lost: u32,
+}
+
+impl ObjectStream {
+    pub(crate) fn new(worker: &Rc<Worker>, entry: Arc<ObjectEntry>, range: ByteRange) -> Self {
+        let worker = Rc::clone(worker);
+        Self { worker, entry, range, cursor: range.start(), interest: None, lost: 0 }
+    }
+
+    /// Where the bytes of the range are now, as the client is told.
+    pub(crate) fn outcome(&self) -> CacheOutcome {
+        let grid = self.entry.grid;
+        let survey =
+            self.entry.survey(grid.extent_of(self.range.start()), grid.extent_of(self.range.last()));
+        match (survey.ram, survey.drive, survey.absent) {
+            (_, 0, 0) => CacheOutcome::Ram,
+            (_, _, 0) => CacheOutcome::Drive,
+            (0, 0, _) => CacheOutcome::Miss,
+            _ => CacheOutcome::Partial,
+        }
+    }
+
+    pub(crate) fn range(&self) -> ByteRange {
+        self.range
+    }
+
+    /// Goes back (or forth) to a byte of the range: what was sliced behind it has not left.
+    pub(crate) fn seek(&mut self, offset: u64) {
+        assert!((self.range.start()..=self.range.end()).contains(&offset), "inside the range");
+        self.cursor = offset;
+    }
+
+    /// The next slice; `None` at the end of the range.
+    pub(crate) async fn next(&mut self) -> Result<Option<Slice>, StreamFailure> {
+        loop {
+            let Some(piece) = self.piece() else { return Ok(None) };
+            let fill = match self.entry.locate(piece.extent) {
+                Whereabouts::Ram(lease) => match self.from_ram(lease, &piece) {
+                    Some(slice) => return Ok(Some(slice)),
+                    None => continue,
+                },
+                Whereabouts::Drive(slot, sums, again) => {
+                    match self.from_drive(slot, &sums, &piece, again).await? {
+                        Some(slice) => return Ok(Some(slice)),
+                        None => continue,
+                    }
+                }
+                Whereabouts::Filling(fill) => fill,
+                Whereabouts::Absent => {
+                    self.begin(piece.extent);
+                    continue;
+                }
+            };
+            match self.follow(&fill, &piece).await {
+                Ok(slice) => return Ok(Some(slice)),
+                // The run ended early for want of readers just when we came.
+                Err(StreamFailure::Fill(FillFailure::Lost)) if self.lost < LOST_MAX => self.lost += 1,
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// The next slice, if it is in memory.
+    pub(crate) fn next_in_ram(&mut self) -> Option<Slice> {
+        let piece = self.piece()?;
+        match self.entry.locate(piece.extent) {
+            Whereabouts::Ram(lease) => self.from_ram(lease, &piece),
+            _ => None,
+        }
+    }
+
+    fn piece(&self) -> Option<Piece> {
+        self.entry.grid.pieces(ByteRange::new(self.cursor, self.range.end())?).next()
+    }
+
+    fn advance(&mut self, slice: Slice) -> Slice {
+        self.cursor += slice.len() as u64;
+        slice
+    }
+
+    fn from_ram(&mut self, lease: Lease, piece: &Piece) -> Option<Slice> {
+        if self.worker.is_sampled() && !self.is_right_in_ram(&lease, piece.extent) {
+            self.entry.lose_extent(piece.extent);
+            return None;
+        }
+        let slice = Slice::new(lease, piece.within.start as usize..piece.within.end as usize);
+        Some(self.advance(slice))
+    }
+
+    fn is_right_in_ram(&self, lease: &Lease, extent: u32) -> bool {
+        let Some(sums) = self.entry.sums(extent) else { return true };
+        let Some(range) = self.entry.grid.extent_range(extent, self.entry.facts.size) else { return false };
+        let bytes = lease.bytes(0..range.len() as usize);
+        self.check(bytes, &sums, extent, 0, Where::Ram)
+    }
+
+    fn check(&self, bytes: &[u8], sums: &BlockSums, extent: u32, first: u32, place: Where) -> bool {
+        let counters = &self.worker.counters;
+        match sums.first_bad(bytes, self.entry.version, extent, first) {
+            None => {
+                counters.bump(Counter::BlocksVerified(place), bytes.len().div_ceil(BLOCK_BYTES as usize) as u64);
+                true
+            }
+            Some(block) => {
+                counters.bump(Counter::BlocksBad(place), 1);
+                tracing::warn!(object = %self.entry.name(), extent, block, %place, "bad block dropped");
+                false
+            }
+        }
+    }
+
+    async fn from_drive(
+        &mut self,
+        slot: Slot,
+        sums: &BlockSums,
+        piece: &Piece,
+        again: bool,
+    ) -> Result<Option<Slice>, StreamFailure> {
+        let node = Arc::clone(&self.worker.node);
+        let Some((file, offset)) = node.drives.place(slot) else {
+            self.entry.lose_slot(piece.extent, slot);
+            return Ok(None);
+        };
+        let size = self.entry.facts.size;
+        let extent_range = self.entry.grid.extent_range(piece.extent, size).expect("a piece is inside the object");
+        let extent_len = extent_range.len() as usize;
+        let blocks = piece.blocks();
+        let start = (blocks.start * BLOCK_BYTES) as usize;
+        let end = ((blocks.end * BLOCK_BYTES) as usize).min(extent_len);
+        let len = (end - start).next_multiple_of(UNIT_BYTES);
+        let deadline = node.limits.request_deadline;
+        let lease = node.arena.grant_within(Purpose::Read, len, deadline).await;
+        let lease = lease.map_err(|_| StreamFailure::Memory)?;
+        let counters = &self.worker.counters;
+        counters.bump(Counter::DriveReads, 1);
+        counters.bump(Counter::DriveReadBytes, len as u64);
+        let (read, lease) =
+            self.worker.engine.read_at(file, offset + start as u64, lease, len).await;
+        if let Err(error) = &read {
+            tracing::warn!(%error, object = %self.entry.name(), extent = piece.extent, "drive read failed");
+        }
+        let lease = lease.freeze();
+        // A slot that was reused while we read has somebody else's bytes: no need to call them bad.
+        let right = read.is_ok()
+            && node.drives.holds(slot)
+            && self.check(&lease.bytes(0..end - start), sums, piece.extent, blocks.start, Where::Drive);
+        if !right {
+            self.entry.lose_slot(piece.extent, slot);
+            return Ok(None);
+        }
+        if again && start == 0 && end == extent_len {
+            self.entry.promote(piece.extent, &lease);
+        }
+        let within = piece.within.start as usize - start..piece.within.end as usize - start;
+        Ok(Some(self.advance(Slice::new(lease, within))))
+    }
+
+    fn begin(&mut self, extent: u32) {
+        let last = self.entry.grid.extent_of(self.range.last());
+        if let Some(claim) = Claim::make(&self.entry, extent, last) {
+            self.interest = Some(claim.start(&self.worker, &self.entry, None));
+        }
+    }
+
+    async fn follow(&mut self, fill: &Arc<Fill>, piece: &Piece) -> Result<Slice, StreamFailure> {
+        if self.interest.is_none() {
+            self.worker.counters.bump(Counter::FillsJoined, 1);
+        }
+        // Before the wait: the run must not end while the first bytes are on their way to us.
+        self.interest = Interest::join(fill).or(self.interest.take());
+        let (start, end) = (piece.within.start as usize, piece.within.end as usize);
+        let wanted = if self.cursor == self.range.start() { start + 1 } else { end.min(start + FOLLOW_BYTES) };
+        let deadline = self.worker.node.limits.request_deadline;
+        let lease = match timeout(deadline, fill.wait_for(wanted)).await {
+            Ok(waited) => waited.map_err(StreamFailure::Fill)?,
+            Err(_) => return Err(StreamFailure::Deadline),
+        };
+        self.begin_ahead(piece.extent);
+        let have = lease.filled().min(end);
+        Ok(self.advance(Slice::new(lease, start..have)))
+    }
+
+    /// When half of a run's length is left before the next absent extent, the next run is begun.
+    fn begin_ahead(&self, extent: u32) {
+        let ahead = (RUN_BYTES_MAX / 2 / u64::from(self.entry.grid.extent_bytes())).max(1) as u32;
+        let last = self.entry.grid.extent_of(self.range.last());
+        let next = extent.saturating_add(ahead);
+        if next <= last
+            && matches!(self.entry.locate(next), Whereabouts::Absent)
+            && let Some(claim) = Claim::make(&self.entry, next, last)
+        {
+            // Interest is taken when the stream gets there; until then its own reads keep it wanted.
+            drop(claim.start(&self.worker, &self.entry, None));
+        }
+    }
+}
+
+/// How long a stream may wait for the next byte before the head is sent.
+pub(crate) fn first_byte_deadline(worker: &Worker) -> Duration {
+    worker.node.limits.request_deadline
+}

@@ -1,0 +1,764 @@
+//! What the node knows: one table of object entries, shared by all workers.
+//!
+//! An entry is one version of one object. Everything kept of it (headers, extents, leases, slots, sums) hangs
+//! on the entry, so dropping the entry invalidates every tier at once and bytes of two versions can never
+//! meet. A fill works for an entry, not for a key: what it brings after the entry has gone reaches nobody new.
+//!
+//! An unknown object is resolved once for all who ask ([`Resolve`]); a write or purge that comes in between
+//! marks the resolve stale, so that its answer serves those who asked before and is not kept.
+//!
+//! The table is sharded by key hash; a look-up holds one shard for the time of one probe and never waits for
+//! I/O. Metadata has a budget of its own and goes by first in, first out with a second chance.
+#![forbid(unsafe_code)]
+
+use std::collections::btree_map::Entry as Place;
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use foldhash::quality::RandomState;
+use hashbrown::HashTable;
+use sha2::{Digest, Sha256};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::arena::{Lease, LeaseId, Resident};
+use crate::object::{ObjectFacts, VersionId};
+use crate::range::Grid;
+use crate::store::Slot;
+use crate::sums::BlockSums;
+
+/// Shards of the table; more than any machine has cores, so that two workers seldom meet.
+const SHARDS: usize = 256;
+/// What an entry costs beside its texts, and what an extent costs beside its sums, bytes.
+const ENTRY_BYTES: usize = size_of::<ObjectEntry>() + 3 * size_of::<usize>() + 64;
+const EXTENT_BYTES: usize = size_of::<Extent>() + 16;
+
+/// Which object of which accelerator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectKey {
+    /// Index of the accelerator in the node's list.
+    pub accelerator: u16,
+    /// The key, decoded once.
+    pub path: Box<[u8]>,
+}
+
+/// Bounds of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct TableLimits {
+    /// Most entries.
+    pub objects_max: u64,
+    /// Most bytes of metadata: entries, keys, header records, extents and sums.
+    pub metadata_bytes_max: u64,
+}
+
+/// The table.
+#[derive(Debug)]
+pub struct Table {
+    shards: Box<[Mutex<Shard>]>,
+    hasher: RandomState,
+    limits: TableLimits,
+    meter: Arc<Meter>,
+}
+
+/// What the table holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableStatus {
+    /// Entries, those still read by somebody after they were dropped included.
+    pub objects: u64,
+    /// Extents that are in RAM or on a drive.
+    pub extents: u64,
+    /// Bytes of metadata.
+    pub metadata_bytes: u64,
+    /// Entries that gave way to the budget since the start.
+    pub objects_evicted: u64,
+}
+
+#[derive(Debug, Default)]
+struct Meter {
+    objects: AtomicU64,
+    extents: AtomicU64,
+    bytes: AtomicU64,
+    evicted: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    entries: HashTable<Arc<ObjectEntry>>,
+    /// In the order of their coming. Weak: what is gone from the table must not be kept alive by its place here.
+    queue: VecDeque<Weak<ObjectEntry>>,
+    resolving: Vec<Arc<Resolve>>,
+}
+
+/// What a look-up says.
+#[derive(Debug)]
+pub enum Lookup {
+    /// The object is known.
+    Known(Arc<ObjectEntry>),
+    /// Somebody is asking the origin; wait for the outcome.
+    Join(Arc<Resolve>),
+    /// The caller asks the origin, for all who come meanwhile, and must settle the resolve.
+    Lead(Arc<Resolve>),
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new(limits: TableLimits) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            hasher: RandomState::default(),
+            limits,
+            meter: Arc::default(),
+        }
+    }
+
+    /// The entry of an object, if it is known.
+    pub fn find(&self, accelerator: u16, path: &[u8]) -> Option<Arc<ObjectEntry>> {
+        let hash = self.hash(accelerator, path);
+        let shard = self.shard(hash);
+        let entry = shard.entries.find(hash, |entry| entry.key.is(accelerator, path))?;
+        if !entry.touched.load(Ordering::Relaxed) {
+            entry.touched.store(true, Ordering::Relaxed);
+        }
+        Some(Arc::clone(entry))
+    }
+
+    /// The entry, or the resolve that will bring it, or the order to make one.
+    pub fn find_or_resolve(&self, accelerator: u16, path: &[u8]) -> Lookup {
+        let hash = self.hash(accelerator, path);
+        let mut shard = self.shard(hash);
+        if let Some(entry) = shard.entries.find(hash, |entry| entry.key.is(accelerator, path)) {
+            return Lookup::Known(Arc::clone(entry));
+        }
+        if let Some(resolve) = shard.resolving.iter().find(|resolve| resolve.key.is(accelerator, path)) {
+            return Lookup::Join(Arc::clone(resolve));
+        }
+        let key = ObjectKey { accelerator, path: path.into() };
+        let resolve = Arc::new(Resolve { key, outcome: OnceLock::new(), settled: Notify::new() });
+        shard.resolving.push(Arc::clone(&resolve));
+        Lookup::Lead(resolve)
+    }
+
+    /// Keeps the entry for those who come later, unless a write or purge came since `resolve` began. It
+    /// replaces whatever was known of the object.
+    pub fn publish(&self, resolve: &Arc<Resolve>, entry: &Arc<ObjectEntry>) {
+        let hash = self.hash(entry.key.accelerator, &entry.key.path);
+        let replaced = {
+            let mut shard = self.shard(hash);
+            if !shard.resolving.iter().any(|known| Arc::ptr_eq(known, resolve)) {
+                entry.is_current.store(false, Ordering::Release);
+                return;
+            }
+            let replaced = shard.remove(hash, |known| known.key == entry.key);
+            let rehash = |entry: &Arc<ObjectEntry>| self.hash(entry.key.accelerator, &entry.key.path);
+            shard.entries.insert_unique(hash, Arc::clone(entry), rehash);
+            shard.queue.push_back(Arc::downgrade(entry));
+            replaced
+        };
+        drop(replaced);
+        self.trim(hash);
+    }
+
+    /// Ends a resolve: wakes who waits, lets the next one begin.
+    pub fn settle(&self, resolve: &Arc<Resolve>, outcome: Resolved) {
+        {
+            let mut shard = self.shard(self.hash(resolve.key.accelerator, &resolve.key.path));
+            shard.resolving.retain(|known| !Arc::ptr_eq(known, resolve));
+        }
+        // The first outcome stands; a leader that died half-way has settled nothing yet.
+        let _ = resolve.outcome.set(outcome);
+        resolve.settled.notify_waiters();
+    }
+
+    /// Forgets an object in every tier, because it was written or purged. True if something was known.
+    pub fn forget(&self, accelerator: u16, path: &[u8]) -> bool {
+        let hash = self.hash(accelerator, path);
+        let gone = {
+            let mut shard = self.shard(hash);
+            // Whoever asks from now on asks the origin anew.
+            shard.resolving.retain(|resolve| !resolve.key.is(accelerator, path));
+            shard.remove(hash, |entry| entry.key.is(accelerator, path))
+        };
+        gone.is_some()
+    }
+
+    /// Forgets this version, if it is still the one that is known.
+    pub fn forget_version(&self, entry: &Arc<ObjectEntry>) -> bool {
+        let hash = self.hash(entry.key.accelerator, &entry.key.path);
+        let gone = self.shard(hash).remove(hash, |known| Arc::ptr_eq(known, entry));
+        gone.is_some()
+    }
+
+    /// Forgets all objects of an accelerator, because a request changed an unknown number of them.
+    pub fn forget_all(&self, accelerator: u16) {
+        for shard in &self.shards {
+            let gone: Vec<_> = {
+                let mut shard = lock(shard);
+                shard.resolving.retain(|resolve| resolve.key.accelerator != accelerator);
+                shard.entries.extract_if(|entry| entry.key.accelerator == accelerator).collect()
+            };
+            for entry in gone {
+                entry.is_current.store(false, Ordering::Release);
+                entry.release_tiers();
+            }
+        }
+    }
+
+    /// Brings the table back under its bounds, at the cost of the shard of `hash`.
+    fn trim(&self, hash: u64) {
+        loop {
+            let objects = self.meter.objects.load(Ordering::Relaxed);
+            let bytes = self.meter.bytes.load(Ordering::Relaxed);
+            if objects <= self.limits.objects_max && bytes <= self.limits.metadata_bytes_max {
+                return;
+            }
+            let gone = {
+                let mut shard = self.shard(hash);
+                let mut chances = shard.queue.len();
+                loop {
+                    let Some(oldest) = shard.queue.pop_front() else { return };
+                    let Some(oldest) = oldest.upgrade().filter(|oldest| oldest.is_current()) else { continue };
+                    if chances > 0 && oldest.touched.swap(false, Ordering::Relaxed) {
+                        chances -= 1;
+                        shard.queue.push_back(Arc::downgrade(&oldest));
+                        continue;
+                    }
+                    let hash = self.hash(oldest.key.accelerator, &oldest.key.path);
+                    break shard.remove(hash, |known| Arc::ptr_eq(known, &oldest));
+                }
+            };
+            self.meter.evicted.fetch_add(1, Ordering::Relaxed);
+            drop(gone);
+        }
+    }
+
+    /// After an entry has grown: keeps the table within its budget.
+    pub fn grown(&self, entry: &ObjectEntry) {
+        if self.meter.bytes.load(Ordering::Relaxed) > self.limits.metadata_bytes_max {
+            self.trim(self.hash(entry.key.accelerator, &entry.key.path));
+        }
+    }
+
+    /// What the table holds now.
+    pub fn status(&self) -> TableStatus {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        TableStatus {
+            objects: load(&self.meter.objects),
+            extents: load(&self.meter.extents),
+            metadata_bytes: load(&self.meter.bytes),
+            objects_evicted: load(&self.meter.evicted),
+        }
+    }
+
+    /// The entry of a version, known to nobody yet.
+    pub fn entry(&self, key: ObjectKey, facts: ObjectFacts, grid: Grid, now: Instant) -> Arc<ObjectEntry> {
+        // Another hash than that of the shards: an identity must not change with the process.
+        let digest = Sha256::new().chain_update(key.accelerator.to_le_bytes()).chain_update(&key.path).finalize();
+        let identity = u64::from_le_bytes(digest[..8].try_into().expect("a digest has 32 bytes"));
+        let texts = key.path.len()
+            + facts.record.len()
+            + facts.etag.as_deref().map_or(0, str::len)
+            + facts.last_modified.as_deref().map_or(0, str::len);
+        let bytes = (ENTRY_BYTES + texts) as u64;
+        self.meter.objects.fetch_add(1, Ordering::Relaxed);
+        self.meter.bytes.fetch_add(bytes, Ordering::Relaxed);
+        Arc::new(ObjectEntry {
+            version: facts.version(identity),
+            key,
+            facts,
+            grid,
+            is_current: AtomicBool::new(true),
+            touched: AtomicBool::new(false),
+            validation: tokio::sync::Mutex::new(now),
+            validated: Mutex::new(now),
+            extents: Mutex::default(),
+            charged: AtomicU64::new(bytes),
+            meter: Arc::clone(&self.meter),
+        })
+    }
+
+    fn hash(&self, accelerator: u16, path: &[u8]) -> u64 {
+        self.hasher.hash_one((accelerator, path))
+    }
+
+    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
+        // The upper bits: the lower ones choose the place inside the shard's own table.
+        lock(&self.shards[(hash >> 56) as usize % SHARDS])
+    }
+}
+
+impl Shard {
+    /// Takes an entry out; it is dropped by the caller, outside the lock.
+    fn remove(&mut self, hash: u64, is: impl Fn(&Arc<ObjectEntry>) -> bool) -> Option<Arc<ObjectEntry>> {
+        let found = self.entries.find_entry(hash, is).ok()?;
+        let (entry, _) = found.remove();
+        entry.is_current.store(false, Ordering::Release);
+        // Somebody may still read it; its leases must not wait for that.
+        entry.release_tiers();
+        Some(entry)
+    }
+}
+
+impl ObjectKey {
+    fn is(&self, accelerator: u16, path: &[u8]) -> bool {
+        self.accelerator == accelerator && *self.path == *path
+    }
+}
+
+/// One question to the origin about an unknown object, for all who ask.
+#[derive(Debug)]
+pub struct Resolve {
+    /// The object.
+    pub key: ObjectKey,
+    outcome: OnceLock<Resolved>,
+    settled: Notify,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub enum Resolved {
+    /// The object is known now.
+    Known(Arc<ObjectEntry>),
+    /// The origin answered something else that all who asked may see, such as 404.
+    Answered(Arc<Answered>),
+    /// The object cannot be kept; everybody asks the origin directly.
+    Bypass,
+    /// The leader was lost; ask again.
+    Lost,
+    /// The origin failed.
+    Failed(ResolveFailure),
+}
+
+/// Why nobody knows what the origin has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResolveFailure {
+    /// It could not be reached, or broke off.
+    Unreachable,
+    /// It took too long.
+    TimedOut,
+    /// Its answer contradicts the question or itself.
+    Invalid,
+    /// We have no keys for it.
+    Credentials,
+}
+
+/// A small answer of the origin, shared by those who asked at the same time.
+#[derive(Debug)]
+pub struct Answered {
+    /// Status code.
+    pub status: u16,
+    /// Headers as they came.
+    pub headers: http::HeaderMap,
+    /// The whole body.
+    pub body: Vec<u8>,
+}
+
+impl Resolve {
+    /// Waits for the outcome.
+    pub async fn outcome(&self) -> Resolved {
+        loop {
+            let settled = self.settled.notified();
+            if let Some(outcome) = self.outcome.get() {
+                return outcome.clone();
+            }
+            settled.await;
+        }
+    }
+
+    /// Whether it is settled.
+    pub fn is_settled(&self) -> bool {
+        self.outcome.get().is_some()
+    }
+}
+
+/// One version of one object.
+#[derive(Debug)]
+pub struct ObjectEntry {
+    /// Which object.
+    pub key: ObjectKey,
+    /// Version, size, headers.
+    pub facts: ObjectFacts,
+    /// Its identity, in sums and on drives.
+    pub version: VersionId,
+    /// Its grid of extents.
+    pub grid: Grid,
+    is_current: AtomicBool,
+    touched: AtomicBool,
+    /// Held while the origin is asked whether this is still the version; holds when that began.
+    validation: tokio::sync::Mutex<Instant>,
+    validated: Mutex<Instant>,
+    extents: Mutex<BTreeMap<u32, Extent>>,
+    charged: AtomicU64,
+    meter: Arc<Meter>,
+}
+
+#[derive(Debug, Default)]
+struct Extent {
+    ram: Option<Lease>,
+    slot: Option<Slot>,
+    sums: Option<BlockSums>,
+    fill: Option<Arc<Fill>>,
+    hits: u8,
+}
+
+/// Where the bytes of an extent are.
+#[derive(Clone, Debug)]
+pub enum Whereabouts {
+    /// In the RAM tier.
+    Ram(Lease),
+    /// On a drive. The second field says that it was asked for before.
+    Drive(Slot, BlockSums, bool),
+    /// On their way.
+    Filling(Arc<Fill>),
+    /// Nowhere here.
+    Absent,
+}
+
+impl ObjectEntry {
+    /// Its key, for people.
+    pub fn name(&self) -> std::borrow::Cow<'_, str> {
+        String::from_utf8_lossy(&self.key.path)
+    }
+
+    /// Whether this is still the version that the table knows.
+    pub fn is_current(&self) -> bool {
+        self.is_current.load(Ordering::Acquire)
+    }
+
+    /// When the origin last confirmed this version.
+    pub fn validated(&self) -> Instant {
+        *lock(&self.validated)
+    }
+
+    /// The origin confirmed this version, asked at `asked`.
+    pub fn confirm(&self, asked: Instant) {
+        let mut validated = lock(&self.validated);
+        *validated = asked.max(*validated);
+    }
+
+    /// The right to ask the origin about this version; the value is when the last such question began.
+    pub async fn validation(&self) -> tokio::sync::MutexGuard<'_, Instant> {
+        self.validation.lock().await
+    }
+
+    /// Where an extent is. Counts as a use of it.
+    pub fn locate(&self, extent: u32) -> Whereabouts {
+        let mut extents = lock(&self.extents);
+        let Some(state) = extents.get_mut(&extent) else { return Whereabouts::Absent };
+        state.whereabouts()
+    }
+
+    /// As [`ObjectEntry::locate`], but an absent extent gets a new fill, which the caller must bring to an end.
+    ///
+    /// # Errors
+    /// The new fill, which belongs to `run`.
+    pub fn locate_or_fill(&self, extent: u32, len: u32, run: &Arc<()>) -> Result<Whereabouts, Arc<Fill>> {
+        let mut extents = lock(&self.extents);
+        let state = match extents.entry(extent) {
+            Place::Occupied(known) => known.into_mut(),
+            Place::Vacant(vacant) => vacant.insert(Extent::default()),
+        };
+        match state.whereabouts() {
+            Whereabouts::Absent => {
+                let fill = Arc::new(Fill::new(extent, len, Arc::downgrade(run)));
+                state.fill = Some(Arc::clone(&fill));
+                Err(fill)
+            }
+            known => Ok(known),
+        }
+    }
+
+    /// A fill has brought its extent: it is kept in RAM from now on. False, and nothing is kept, if this
+    /// version has been dropped meanwhile.
+    pub fn keep(self: &Arc<Self>, fill: &Arc<Fill>, lease: &Lease, sums: BlockSums) -> bool {
+        let kept = self.is_current();
+        {
+            let mut extents = lock(&self.extents);
+            let Some(state) = extents.get_mut(&fill.extent) else { return false };
+            state.fill.take_if(|known| Arc::ptr_eq(known, fill));
+            if !kept {
+                extents.remove(&fill.extent);
+                return false;
+            }
+            let bytes = (EXTENT_BYTES + sums.memory_bytes()) as u64;
+            self.charged.fetch_add(bytes, Ordering::Relaxed);
+            self.meter.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.meter.extents.fetch_add(1, Ordering::Relaxed);
+            state.ram = Some(lease.clone());
+            state.sums = Some(sums);
+            state.hits = 0;
+        }
+        self.hold_in_ram(fill.extent, lease);
+        true
+    }
+
+    /// An extent was read from a drive as a whole: it joins the RAM tier.
+    pub fn promote(self: &Arc<Self>, extent: u32, lease: &Lease) {
+        {
+            let mut extents = lock(&self.extents);
+            match extents.get_mut(&extent) {
+                Some(state) if state.ram.is_none() && state.slot.is_some() && self.is_current() => {
+                    state.ram = Some(lease.clone());
+                }
+                _ => return,
+            }
+        }
+        self.hold_in_ram(extent, lease);
+    }
+
+    fn hold_in_ram(self: &Arc<Self>, extent: u32, lease: &Lease) {
+        let this: Arc<dyn Resident> = Arc::clone(self) as _;
+        lease.arena().keep(lease, Arc::downgrade(&this), extent);
+        if !self.is_current() {
+            // Dropped between the look and the hold: nobody will come for these bytes again.
+            self.release_tiers();
+        }
+    }
+
+    /// An extent has been written to a drive.
+    pub fn hold_on_drive(&self, extent: u32, slot: Slot) {
+        if !self.is_current() {
+            return;
+        }
+        if let Some(state) = lock(&self.extents).get_mut(&extent)
+            && state.sums.is_some()
+        {
+            state.slot = Some(slot);
+        }
+    }
+
+    /// The drive no longer has the bytes of this slot, or has them wrong.
+    pub fn lose_slot(&self, extent: u32, slot: Slot) {
+        let mut extents = lock(&self.extents);
+        if let Some(state) = extents.get_mut(&extent) {
+            state.slot.take_if(|known| *known == slot);
+            self.drop_if_bare(&mut extents, extent);
+        }
+    }
+
+    /// The RAM copy of an extent is wrong: it goes, and with it whatever was written from it.
+    pub fn lose_extent(&self, extent: u32) {
+        let mut extents = lock(&self.extents);
+        let gone = extents.get_mut(&extent).map(|state| {
+            state.slot = None;
+            state.ram.take()
+        });
+        self.drop_if_bare(&mut extents, extent);
+        drop(extents);
+        drop(gone);
+    }
+
+    /// A fill has failed; the extent is absent again.
+    pub fn abandon(&self, fill: &Arc<Fill>) {
+        let mut extents = lock(&self.extents);
+        if let Some(state) = extents.get_mut(&fill.extent) {
+            state.fill.take_if(|known| Arc::ptr_eq(known, fill));
+            self.drop_if_bare(&mut extents, fill.extent);
+        }
+    }
+
+    /// The sums of an extent that is kept.
+    pub fn sums(&self, extent: u32) -> Option<BlockSums> {
+        lock(&self.extents).get(&extent)?.sums.clone()
+    }
+
+    /// How many of the extents `first..=last` are in RAM, on a drive only, and not here.
+    pub fn survey(&self, first: u32, last: u32) -> Survey {
+        let mut survey = Survey { ram: 0, drive: 0, absent: u64::from(last - first) + 1 };
+        for state in lock(&self.extents).range(first..=last).map(|(_, state)| state) {
+            let tier = match state {
+                Extent { ram: Some(_), .. } => &mut survey.ram,
+                Extent { slot: Some(_), .. } => &mut survey.drive,
+                _ => continue,
+            };
+            *tier += 1;
+            survey.absent -= 1;
+        }
+        survey
+    }
+
+    fn drop_if_bare(&self, extents: &mut BTreeMap<u32, Extent>, extent: u32) {
+        let bare = |state: &Extent| state.ram.is_none() && state.slot.is_none() && state.fill.is_none();
+        if extents.get(&extent).is_some_and(bare)
+            && let Some(Extent { sums: Some(sums), .. }) = extents.remove(&extent)
+        {
+            let bytes = (EXTENT_BYTES + sums.memory_bytes()) as u64;
+            self.charged.fetch_sub(bytes, Ordering::Relaxed);
+            self.meter.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.meter.extents.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives back what both tiers hold; readers in flight keep their own holds.
+    fn release_tiers(&self) {
+        let mut gone = Vec::new();
+        let mut extents = lock(&self.extents);
+        let all: Vec<u32> = extents.keys().copied().collect();
+        for extent in all {
+            let state = extents.get_mut(&extent).expect("listed above");
+            state.slot = None;
+            gone.extend(state.ram.take());
+            self.drop_if_bare(&mut extents, extent);
+        }
+        drop(extents);
+        drop(gone);
+    }
+}
+
+impl Extent {
+    fn whereabouts(&mut self) -> Whereabouts {
+        if let Some(lease) = &self.ram {
+            lease.touch();
+            return Whereabouts::Ram(lease.clone());
+        }
+        if let (Some(slot), Some(sums)) = (self.slot, &self.sums) {
+            self.hits = self.hits.saturating_add(1);
+            return Whereabouts::Drive(slot, sums.clone(), self.hits > 1);
+        }
+        self.fill.clone().map_or(Whereabouts::Absent, Whereabouts::Filling)
+    }
+}
+
+impl Resident for ObjectEntry {
+    fn evict(&self, extent: u32, lease: LeaseId) {
+        let mut extents = lock(&self.extents);
+        let gone = extents.get_mut(&extent).and_then(|state| state.ram.take_if(|held| held.id() == lease));
+        self.drop_if_bare(&mut extents, extent);
+        drop(extents);
+        // Outside the lock: the last hold goes back to the arena, which has a lock of its own.
+        drop(gone);
+    }
+}
+
+impl Drop for ObjectEntry {
+    fn drop(&mut self) {
+        let extents = self.extents.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let kept = extents.values().filter(|extent| extent.sums.is_some()).count() as u64;
+        self.meter.extents.fetch_sub(kept, Ordering::Relaxed);
+        self.meter.objects.fetch_sub(1, Ordering::Relaxed);
+        self.meter.bytes.fetch_sub(*self.charged.get_mut(), Ordering::Relaxed);
+    }
+}
+
+/// How many extents of a range are where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// In RAM.
+    pub ram: u64,
+    /// On a drive only.
+    pub drive: u64,
+    /// Not here, or on their way.
+    pub absent: u64,
+}
+
+/// Bringing one absent extent from the origin, once for all who wait.
+#[derive(Debug)]
+pub struct Fill {
+    /// Which extent of its object.
+    pub extent: u32,
+    /// Its bytes.
+    pub len: u32,
+    /// The run it belongs to; who holds it keeps the run going.
+    pub run: Weak<()>,
+    lease: OnceLock<Lease>,
+    failure: OnceLock<FillFailure>,
+    moved: Notify,
+    waiting: AtomicUsize,
+}
+
+/// Why a fill ended without its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FillFailure {
+    /// The origin has another version now.
+    #[error("the object was replaced at the origin while it was being read")]
+    Gone,
+    /// The origin failed beyond the retries.
+    #[error("the origin did not deliver the object")]
+    Origin,
+    /// The origin said no, with this status.
+    #[error("the origin refused the object with status {0}")]
+    Refused(u16),
+    /// No memory came back in time.
+    #[error("no memory was free to receive the object")]
+    Memory,
+    /// The task that filled was lost.
+    #[error("the download was lost")]
+    Lost,
+}
+
+impl Fill {
+    fn new(extent: u32, len: u32, run: Weak<()>) -> Self {
+        Self {
+            extent,
+            len,
+            run,
+            lease: OnceLock::new(),
+            failure: OnceLock::new(),
+            moved: Notify::new(),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
+    /// The writer has memory: readers can follow its watermark.
+    pub fn begin(&self, lease: Lease) {
+        assert!(self.lease.set(lease).is_ok(), "a fill begins once");
+        self.advanced();
+    }
+
+    /// Whether somebody waits for it now.
+    pub fn is_awaited(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// More bytes are there.
+    pub fn advanced(&self) {
+        // Pairs with the fence in `wait_for`: either we see the waiter, or it sees the moved watermark.
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.moved.notify_waiters();
+        }
+    }
+
+    /// It ends without its bytes; the first reason stands.
+    pub fn fail(&self, failure: FillFailure) {
+        let _ = self.failure.set(failure);
+        self.moved.notify_waiters();
+    }
+
+    /// Waits until at least `wanted` bytes (at most [`Fill::len`]) of the extent are there.
+    ///
+    /// # Errors
+    /// The fill failed before.
+    pub async fn wait_for(&self, wanted: usize) -> Result<Lease, FillFailure> {
+        debug_assert!(wanted <= self.len as usize);
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let _waiting = Waiting(&self.waiting);
+        fence(Ordering::SeqCst);
+        loop {
+            let moved = self.moved.notified();
+            if let Some(lease) = self.lease.get()
+                && lease.filled() >= wanted
+            {
+                return Ok(lease.clone());
+            }
+            if let Some(failure) = self.failure.get() {
+                return Err(*failure);
+            }
+            moved.await;
+        }
+    }
+}
+
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Shared state is consistent between any two statements that can panic, so a poisoned lock is still good.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
