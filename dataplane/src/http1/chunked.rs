@@ -3,6 +3,7 @@
 //! The decoder holds no bytes: it says which part of what was pushed is body, and the caller passes that on.
 //! Sizes are checked sums; extensions and trailers are read over but limited, because a body of one-byte chunks
 //! with long extensions would cost a hundred times what it carries.
+#![forbid(unsafe_code)]
 
 use std::ops::Range;
 

@@ -1,6 +1,7 @@
 //! The bytes of which HTTP/1.1 is made, and a walk over them.
 //!
 //! One table look-up a byte decides; the walk only goes forward and knows when the bytes at hand end too early.
+#![forbid(unsafe_code)]
 
 use std::ops::Range;
 

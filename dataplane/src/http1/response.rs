@@ -3,6 +3,7 @@
 //! On a hit this runs once a request, so it only copies: the record of the object is encoded already, the date
 //! is handed in, numbers are written by hand. The rules of RFC 9110 about 1xx, 204 and 304 live here, so that
 //! no caller can send a length where none may stand.
+#![forbid(unsafe_code)]
 
 use std::time::SystemTime;
 
