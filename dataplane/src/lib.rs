@@ -3,5 +3,8 @@
 
 #[expect(unsafe_code, reason = "the room that lends memory")]
 pub mod arena;
+pub mod auth;
+pub mod dialect;
+pub mod http1;
 pub mod object;
 pub mod range;
