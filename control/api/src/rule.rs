@@ -215,13 +215,13 @@ mod tests {
         for (text, freshness) in [
             ("strict", Freshness::Strict),
             ("immutable", Freshness::Immutable),
-            ("ttl:60s", Freshness::Ttl(Duration::from_secs(60))),
+            ("ttl:60s", Freshness::Ttl(Duration::from_mins(1))),
             ("ttl:500ms", Freshness::Ttl(Duration::from_millis(500))),
         ] {
             assert_eq!(text.parse(), Ok(freshness));
             assert_eq!(text.parse::<Freshness>().expect("parsed").to_string().parse(), Ok(freshness));
         }
-        assert_eq!(Freshness::Ttl(Duration::from_secs(60)).to_string(), "ttl:1m");
+        assert_eq!(Freshness::Ttl(Duration::from_mins(1)).to_string(), "ttl:1m");
     }
 
     #[test]

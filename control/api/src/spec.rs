@@ -220,7 +220,7 @@ impl AcceleratorSpec {
             "endpoint" => self.endpoint = Some(parse_endpoint(value).map_err(bad)?),
             "region" => self.region = Some(parse_region(value).map_err(bad)?),
             "freshness" => {
-                self.freshness = Some(value.parse().map_err(|error| bad(ValueError::Freshness(error)))?)
+                self.freshness = Some(value.parse().map_err(|error| bad(ValueError::Freshness(error)))?);
             }
             "preset" => self.preset = Some(value.parse().map_err(|error| bad(ValueError::Preset(error)))?),
             _ => self.extent = Some(parse_extent(value).map_err(bad)?),
@@ -487,7 +487,7 @@ mod tests {
         assert_eq!(spec.origin, OriginSpec::S3 { bucket: "real-bucket".into() });
         assert_eq!(spec.endpoint.as_deref(), Some("http://10.0.0.1:9000"));
         assert_eq!(spec.region.as_deref(), Some("eu-1"));
-        assert_eq!(spec.freshness, Some(Freshness::Ttl(Duration::from_secs(60))));
+        assert_eq!(spec.freshness, Some(Freshness::Ttl(Duration::from_mins(1))));
         assert_eq!(spec.preset, Some(Preset::Lakehouse));
         assert_eq!(spec.extent_bytes(), EXTENT_BYTES_MIN);
         assert_eq!(parsed("data=s3://real-bucket").extent_bytes(), EXTENT_BYTES_DEFAULT);
