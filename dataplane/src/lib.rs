@@ -6,3 +6,4 @@ pub mod arena;
 pub mod object;
 pub mod range;
 pub mod metrics;
+pub mod policy;
