@@ -3,7 +3,8 @@
 
 #[expect(unsafe_code, reason = "the room that lends memory")]
 pub mod arena;
-pub mod object;
-pub mod range;
+pub mod config;
 pub mod metrics;
+pub mod object;
 pub mod policy;
+pub mod range;
