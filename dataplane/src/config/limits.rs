@@ -1,0 +1,163 @@
+//! Everything that can grow, with a name and a bound.
+//!
+//! The bounds follow from the configuration by the sums below and from nothing else; the node allocates by them at
+//! start and never beyond. A limit that is reached is either back-pressure or a refusal that is counted under the
+//! limit's name.
+
+use std::time::Duration;
+
+use forebay_control_api::ByteSize;
+
+use super::{Config, ConfigError};
+
+/// The bounds of one node. Counts and bytes are for the whole node unless the name says otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Client connections open at once.
+    pub connections_max: u32,
+    /// Bytes of one request head, all lines together.
+    pub head_bytes_max: u32,
+    /// Header lines of one request head.
+    pub headers_max: u32,
+    /// Requests of one connection that are read ahead of their answers.
+    pub requests_pipelined_max: u32,
+    /// Downloads of one extent under way at once.
+    pub fills_max: u32,
+    /// Connections to all origins together.
+    pub origin_connections_max: u32,
+    /// The arena: `memory` rounded down to whole pages of 2 MiB; the three reserves below are parts of it.
+    pub arena_bytes: u64,
+    /// Buffers for reads that feed a socket.
+    pub reads_reserve_bytes: u64,
+    /// Buffers for downloads.
+    pub fills_reserve_bytes: u64,
+    /// The RAM tier: what the other two leave.
+    pub ram_reserve_bytes: u64,
+    /// Bytes of one connection that the kernel may hold for sending.
+    pub send_pinned_bytes_per_connection_max: u64,
+    /// The same for all connections together.
+    pub send_pinned_bytes_max: u64,
+    /// Bytes that wait for the drives' writers; 0 without drives.
+    pub writer_queue_bytes: u64,
+    /// Objects known.
+    pub objects_max: u32,
+    /// Memory for objects, their headers, extents and sums; beside the arena.
+    pub metadata_bytes_max: u64,
+    /// Bytes downloaded before anybody asked for them.
+    pub read_ahead_bytes_max: u64,
+    /// From a connection's first byte, or its opening, to a whole request head.
+    pub header_timeout: Duration,
+    /// An open connection without a request.
+    pub idle_timeout: Duration,
+    /// A send that has not moved.
+    pub send_stall: Duration,
+    /// How long a request waits for its next byte from drive or origin before it is answered 504 or cut.
+    pub request_deadline: Duration,
+    /// How long a drain waits for requests under way.
+    pub drain: Duration,
+}
+
+/// The unit of the arena.
+const PAGE_BYTES: u64 = 2 << 20;
+/// The largest extent that one buffer holds: a buffer is a piece of one page.
+pub const EXTENT_BYTES_HELD_MAX: u64 = PAGE_BYTES;
+
+/// Buffers of each kind that a worker must be able to hold: fewer, and two large requests wait for each other.
+const LEASES_PER_WORKER_MIN: u64 = 4;
+/// More buffers than this do not make a worker faster: at 1 MiB it is 128 MiB in flight on one core.
+const LEASES_PER_WORKER_MAX: u64 = 128;
+/// A RAM tier smaller than this holds nothing long enough to be hit.
+const RAM_BYTES_MIN: u64 = 4 * PAGE_BYTES;
+
+const CONNECTIONS_DEFAULT: u32 = 10_000;
+const CONNECTIONS_MIN: u32 = 16;
+
+impl Limits {
+    /// The bounds for this configuration.
+    ///
+    /// # Errors
+    /// Too little memory or too few file descriptors, with the sum.
+    pub fn derive(config: &Config) -> Result<Self, ConfigError> {
+        let workers = config.cores.workers.len();
+        let extent = config
+            .accelerators
+            .iter()
+            .map(forebay_control_api::AcceleratorSpec::extent_bytes)
+            .max()
+            .unwrap_or(PAGE_BYTES);
+
+        // Memory. A page holds buffers of one size only, so each reserve is whole pages.
+        let arena_bytes = floor_to_page(config.memory.bytes());
+        let reserve_min = ceil_to_page(workers as u64 * LEASES_PER_WORKER_MIN * extent);
+        let reserve_max = ceil_to_page(workers as u64 * LEASES_PER_WORKER_MAX * extent);
+        let needed = 2 * reserve_min + RAM_BYTES_MIN;
+        if arena_bytes < needed {
+            return Err(ConfigError::Memory {
+                has: config.memory,
+                needed: ByteSize::new(needed),
+                workers,
+                extent: ByteSize::new(extent),
+                reserves: ByteSize::new(2 * reserve_min),
+                ram: ByteSize::new(RAM_BYTES_MIN),
+            });
+        }
+        let reserve = floor_to_page(arena_bytes / 8).clamp(reserve_min, reserve_max);
+        let fills_max = u32::try_from(reserve / extent).unwrap_or(u32::MAX);
+
+        // Descriptors: what the house needs itself, origins, then clients.
+        let drives = config.drives.len() as u64;
+        let own = 64 + workers as u64 * (16 + config.listen.len() as u64) + 8 * drives;
+        let origin_connections_max = config
+            .origin_connections
+            .unwrap_or_else(|| fills_max.saturating_add(8 * workers as u32).clamp(32, 512));
+        let left = config.descriptors_max.saturating_sub(own + u64::from(origin_connections_max));
+        let connections_max = config.connections.unwrap_or_else(|| {
+            CONNECTIONS_DEFAULT.min(u32::try_from(left).unwrap_or(u32::MAX)).max(CONNECTIONS_MIN)
+        });
+        if u64::from(connections_max) > left {
+            return Err(ConfigError::Descriptors {
+                connections: connections_max,
+                origin_connections: origin_connections_max,
+                needed: own + u64::from(origin_connections_max) + u64::from(connections_max),
+                has: config.descriptors_max,
+            });
+        }
+
+        // Metadata. An object of 100 KB costs some 500 bytes of key, headers and sums, 0.5 % of its bytes; larger
+        // ones far less. 1/256 of all room holds that, and beyond a quarter of the memory it would crowd the machine.
+        let room = config.drives.iter().map(|drive| drive.bytes).fold(arena_bytes, u64::saturating_add);
+        let metadata_bytes_max = (room / 256).clamp(16 << 20, (arena_bytes / 4).max(64 << 20));
+
+        Ok(Self {
+            connections_max,
+            head_bytes_max: 16 << 10,
+            headers_max: 100,
+            requests_pipelined_max: 16,
+            fills_max,
+            origin_connections_max,
+            arena_bytes,
+            reads_reserve_bytes: reserve,
+            fills_reserve_bytes: reserve,
+            ram_reserve_bytes: arena_bytes - 2 * reserve,
+            send_pinned_bytes_per_connection_max: (arena_bytes / 64).clamp(2 * extent, 8 << 20),
+            send_pinned_bytes_max: arena_bytes / 2,
+            writer_queue_bytes: (arena_bytes / 8).max(4 * extent).min(drives * (64 << 20)),
+            objects_max: u32::try_from(metadata_bytes_max / 512).unwrap_or(u32::MAX),
+            metadata_bytes_max,
+            read_ahead_bytes_max: reserve / 4,
+            header_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(75),
+            send_stall: config.send_stall,
+            request_deadline: Duration::from_mins(1),
+            drain: config.drain,
+        })
+    }
+}
+
+fn floor_to_page(bytes: u64) -> u64 {
+    bytes / PAGE_BYTES * PAGE_BYTES
+}
+
+fn ceil_to_page(bytes: u64) -> u64 {
+    bytes.div_ceil(PAGE_BYTES) * PAGE_BYTES
+}

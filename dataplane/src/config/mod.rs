@@ -1,0 +1,390 @@
+//! What the operator says, checked once at the door.
+//!
+//! Flags and the file hold the same names; a flag wins over the file, the file over the default. Out comes a
+//! [`Config`] that is whole: every default filled in, every core allowed, every drive's size known. What can be
+//! refused is refused here, before a socket is bound or a drive is touched, with the name of the setting and the
+//! remedy. [`Limits`] are derived from it and nothing else, so that `check-config` shows what `serve` will do.
+//!
+//! ```text
+//!   cli    the command line            file   the same names in TOML
+//!   value  their small languages       host   what this machine allows
+//!   limits everything that may grow    show   banner, check-config
+//! ```
+#![forbid(unsafe_code)]
+
+mod cli;
+mod file;
+mod host;
+mod limits;
+mod show;
+mod value;
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use forebay_control_api::{AcceleratorSpec, ByteSize, Span};
+
+pub use cli::{Cli, Command, Settings};
+pub use file::FileError;
+pub use host::{CoreMap, HostFacts, raise_descriptor_limit};
+pub use limits::{EXTENT_BYTES_HELD_MAX, Limits};
+pub use show::{banner, boto3_snippet, check_report};
+pub use value::{AdminAddr, ClientKey, CoreChoice, DriveArg, EngineChoice, Secret, ValueError};
+
+use crate::policy::{Policy, PolicyError};
+
+/// Where clients connect when nothing is said: this machine only.
+pub const LISTEN_DEFAULT: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7070);
+/// Where the admin door is when nothing is said.
+pub const ADMIN_DEFAULT: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7071);
+/// Memory when nothing is said.
+pub const MEMORY_DEFAULT: ByteSize = ByteSize::mib(512);
+/// A send that has not moved for this long ends its connection.
+pub const SEND_STALL_DEFAULT: Span = Span::from_secs(30);
+/// How long a drain waits for requests under way.
+pub const DRAIN_DEFAULT: Span = Span::from_secs(30);
+
+/// Everything `serve` needs to know, whole and checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where clients connect; at least one, no two the same.
+    pub listen: Vec<SocketAddr>,
+    /// The admin door.
+    pub admin: AdminAddr,
+    /// Secret of the admin door's changing verbs over TCP.
+    pub admin_token: Option<Secret>,
+    /// Which core does what.
+    pub cores: CoreMap,
+    /// Memory lent to requests and the RAM tier.
+    pub memory: ByteSize,
+    /// Drives; none means RAM only.
+    pub drives: Vec<Drive>,
+    /// Accelerators; at least one, no two of a name.
+    pub accelerators: Vec<AcceleratorSpec>,
+    /// Whether requests without a signature are answered.
+    pub anonymous: bool,
+    /// Keys that clients sign with.
+    pub keys: Vec<ClientKey>,
+    /// How sockets and drives are driven.
+    pub engine: EngineChoice,
+    /// A send that has not moved for this long ends its connection.
+    pub send_stall: Duration,
+    /// How long a drain waits for requests under way.
+    pub drain: Duration,
+    /// Connections to all origins together, if the operator said so.
+    pub origin_connections: Option<u32>,
+    /// Client connections, if the operator said so.
+    pub connections: Option<u32>,
+    /// File descriptors this process may have (the hard limit).
+    pub descriptors_max: u64,
+    /// What is allowed but probably not meant.
+    pub warnings: Vec<String>,
+}
+
+/// One drive: a device, an existing file, or a file that `serve` will make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drive {
+    /// Device or file.
+    pub path: PathBuf,
+    /// The size the operator gave.
+    pub size: Option<ByteSize>,
+    /// Bytes it has, or will have when it is made.
+    pub bytes: u64,
+    /// Whether it is there already.
+    pub exists: bool,
+}
+
+impl Config {
+    /// Puts flags over the file over the defaults and checks the whole. `environment` looks up a variable.
+    ///
+    /// Reads the configuration file, the token file and the sizes of drives; writes nothing.
+    ///
+    /// # Errors
+    /// The first thing that cannot be, with its name and the remedy.
+    pub fn load(
+        flags: Settings,
+        environment: &dyn Fn(&str) -> Option<String>,
+        host: &HostFacts,
+    ) -> Result<Self, ConfigError> {
+        let mut warnings = Vec::new();
+        let mut settings = match &flags.config {
+            Some(path) => {
+                let from_file =
+                    file::read(path).map_err(|source| ConfigError::File { path: path.clone(), source })?;
+                if !from_file.keys.is_empty() && file::others_may_read(path) {
+                    warnings.push(format!(
+                        "{} holds keys and other users may read it: chmod 600",
+                        path.display()
+                    ));
+                }
+                flags.over(from_file)
+            }
+            None => flags,
+        };
+        add_key_of_environment(&mut settings.keys, environment)?;
+
+        let listen = if settings.listen.is_empty() { vec![LISTEN_DEFAULT] } else { settings.listen };
+        if let Some(twice) = first_twice(listen.iter().filter(|address| address.port() != 0)) {
+            return Err(ConfigError::Twice { setting: "listen", value: twice.to_string() });
+        }
+        let admin = settings.admin.unwrap_or(AdminAddr::Tcp(ADMIN_DEFAULT));
+        if let AdminAddr::Tcp(address) = &admin
+            && address.port() != 0
+            && listen.contains(address)
+        {
+            return Err(ConfigError::AdminOnListen(*address));
+        }
+        let admin_token = settings.admin_token_file.as_deref().map(read_token).transpose()?;
+        if let (AdminAddr::Tcp(address), None) = (&admin, &admin_token)
+            && !address.ip().is_loopback()
+        {
+            return Err(ConfigError::AdminOpen(*address));
+        }
+
+        if settings.accelerator.is_empty() {
+            return Err(ConfigError::NoAccelerator);
+        }
+        if let Some(twice) = first_twice(settings.accelerator.iter().map(|spec| spec.name.as_str())) {
+            return Err(ConfigError::Twice { setting: "accelerator", value: twice.to_owned() });
+        }
+        for spec in &settings.accelerator {
+            if spec.extent_bytes() > EXTENT_BYTES_HELD_MAX {
+                return Err(ConfigError::ExtentTooLarge(spec.name.to_string()));
+            }
+            Policy::new(spec)
+                .map_err(|source| ConfigError::Rule { accelerator: spec.name.to_string(), source })?;
+        }
+
+        if let Some(twice) = first_twice(settings.drive.iter().map(|drive| &drive.path)) {
+            return Err(ConfigError::Twice { setting: "drive", value: twice.display().to_string() });
+        }
+        let drives = settings.drive.into_iter().map(look_at).collect::<Result<Vec<_>, ConfigError>>()?;
+
+        let send_stall = settings.send_stall.unwrap_or(SEND_STALL_DEFAULT);
+        if send_stall.duration() < Duration::from_secs(1) {
+            return Err(ConfigError::SendStall(send_stall));
+        }
+        for (setting, count) in
+            [("connections", settings.connections), ("origin-connections", settings.origin_connections)]
+        {
+            if count == Some(0) {
+                return Err(ConfigError::Zero(setting));
+            }
+        }
+
+        if settings.keys.is_empty() && !settings.anonymous {
+            warnings.push(format!("{NOBODY_MAY_READ} {HOW_TO_LET_IN}"));
+        }
+        if settings.anonymous && listen.iter().any(|address| !address.ip().is_loopback()) {
+            warnings.push(
+                "anonymous: everybody who reaches the listen address reads and writes with the node's own origin \
+                 credentials"
+                    .to_owned(),
+            );
+        }
+        Ok(Self {
+            listen,
+            admin,
+            admin_token,
+            cores: host.core_map(&settings.cores.unwrap_or(CoreChoice::Auto))?,
+            memory: settings.memory.unwrap_or(MEMORY_DEFAULT),
+            drives,
+            accelerators: settings.accelerator,
+            anonymous: settings.anonymous,
+            keys: settings.keys,
+            engine: settings.engine.unwrap_or(EngineChoice::Auto),
+            send_stall: send_stall.duration(),
+            drain: settings.drain.unwrap_or(DRAIN_DEFAULT).duration(),
+            origin_connections: settings.origin_connections,
+            connections: settings.connections,
+            descriptors_max: host.descriptors_max,
+            warnings,
+        })
+    }
+}
+
+/// Why a configuration cannot be served. The setting is named as in the file; a flag has `--` in front.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The configuration file.
+    #[error("reading the configuration {}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: FileError,
+    },
+    /// The same thing twice in a list.
+    #[error("{setting}: `{value}` is given twice")]
+    Twice {
+        /// The setting.
+        setting: &'static str,
+        /// The value.
+        value: String,
+    },
+    /// One address for two doors.
+    #[error("admin: {0} is also a listen address; give the admin door its own port")]
+    AdminOnListen(SocketAddr),
+    /// The admin door is open to the network.
+    #[error(
+        "admin: {0} can be reached from other machines, and without a token everybody there could read this node's \
+         state: give --admin-token-file FILE, or keep the door on 127.0.0.1 or unix:PATH"
+    )]
+    AdminOpen(SocketAddr),
+    /// The token file cannot be read.
+    #[error("admin-token-file: reading {}", path.display())]
+    TokenFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The token can be guessed.
+    #[error(
+        "admin-token-file: {} must hold one line of at least 16 visible characters, e.g. from \
+         `head -c 24 /dev/urandom | base64`",
+        .0.display()
+    )]
+    Token(PathBuf),
+    /// Nothing to serve.
+    #[error("accelerator: there is none; give at least one, e.g. --accelerator data=s3://bucket")]
+    NoAccelerator,
+    /// An extent that no buffer of this version holds.
+    #[error("accelerator {0}: extent=4MiB is more than one buffer of this version holds; use 2MiB or less")]
+    ExtentTooLarge(String),
+    /// A rule of an accelerator.
+    #[error("accelerator {accelerator}")]
+    Rule {
+        /// The accelerator.
+        accelerator: String,
+        /// What is wrong with its rule.
+        #[source]
+        source: PolicyError,
+    },
+    /// A drive that cannot be looked at.
+    #[error("drive {}", path.display())]
+    Drive {
+        /// The drive.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A new or empty file without a size.
+    #[error("drive {path}: there is no such file, or it is empty; give its size to have it made: --drive path={path},size=100GiB", path = .0.display())]
+    DriveSize(PathBuf),
+    /// A core outside the cpuset.
+    #[error("cores: {wanted:?} may not be used by this process; allowed are {allowed}")]
+    Cores {
+        /// Those asked for and not allowed.
+        wanted: Vec<usize>,
+        /// Those allowed, as a list.
+        allowed: String,
+    },
+    /// The cpuset could not be read.
+    #[error("cores: the kernel does not say which cores this process may use")]
+    NoCores,
+    /// Only one of the two variables.
+    #[error("{0} is set but {1} is not: set both, or neither")]
+    HalfAKey(&'static str, &'static str),
+    /// A key that cannot be one.
+    #[error("keys: {0}")]
+    Key(&'static str),
+    /// A stall time that kills healthy connections.
+    #[error("send-stall: {0} is too short; at least 1s is needed to tell a slow reader from a dead one")]
+    SendStall(Span),
+    /// A count of nothing.
+    #[error("{0}: must be at least 1")]
+    Zero(&'static str),
+    /// Too little memory for the workers.
+    #[error(
+        "memory: {has} is too little; {needed} are needed: {workers} workers x (4 reads + 4 downloads) x {extent} \
+         pieces = {reserves}, and {ram} for the RAM tier; give more memory, fewer cores or smaller extents"
+    )]
+    Memory {
+        /// What was given.
+        has: ByteSize,
+        /// The least.
+        needed: ByteSize,
+        /// Number of workers.
+        workers: usize,
+        /// The largest extent.
+        extent: ByteSize,
+        /// Both reserves.
+        reserves: ByteSize,
+        /// The least RAM tier.
+        ram: ByteSize,
+    },
+    /// Too few file descriptors.
+    #[error(
+        "connections: {connections} need {needed} file descriptors with {origin_connections} origin connections, \
+         and the hard limit of this process is {has}; raise it (ulimit -Hn, LimitNOFILE=) or lower connections"
+    )]
+    Descriptors {
+        /// Client connections.
+        connections: u32,
+        /// Connections to origins.
+        origin_connections: u32,
+        /// Descriptors for all.
+        needed: u64,
+        /// The hard limit.
+        has: u64,
+    },
+}
+
+const NOBODY_MAY_READ: &str =
+    "there are no keys and anonymous is off: every request will be refused with 403.";
+const HOW_TO_LET_IN: &str = "Set FOREBAY_ACCESS_KEY and FOREBAY_SECRET_KEY, put [[keys]] into the file, or give \
+     --anonymous.";
+
+fn first_twice<T: Eq + std::hash::Hash + Copy>(mut items: impl Iterator<Item = T>) -> Option<T> {
+    let mut seen = HashSet::new();
+    items.find(|item| !seen.insert(*item))
+}
+
+fn add_key_of_environment(
+    keys: &mut Vec<ClientKey>,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<(), ConfigError> {
+    let get = |name| environment(name).filter(|value| !value.is_empty());
+    let (access, secret) = (get("FOREBAY_ACCESS_KEY"), get("FOREBAY_SECRET_KEY"));
+    match (access, secret) {
+        (None, None) => Ok(()),
+        (Some(_), None) => Err(ConfigError::HalfAKey("FOREBAY_ACCESS_KEY", "FOREBAY_SECRET_KEY")),
+        (None, Some(_)) => Err(ConfigError::HalfAKey("FOREBAY_SECRET_KEY", "FOREBAY_ACCESS_KEY")),
+        (Some(access), Some(secret)) => {
+            let key = ClientKey::new(&access, &secret).map_err(ConfigError::Key)?;
+            keys.retain(|other| other.access_key != key.access_key);
+            keys.insert(0, key);
+            Ok(())
+        }
+    }
+}
+
+fn read_token(path: &Path) -> Result<Secret, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::TokenFile { path: path.to_owned(), source })?;
+    let token = text.trim_end_matches(['\n', '\r']);
+    let good = token.len() >= 16 && token.bytes().all(|byte| byte.is_ascii_graphic());
+    if good { Ok(Secret::new(token)) } else { Err(ConfigError::Token(path.to_owned())) }
+}
+
+/// What is on a drive, and whether its size agrees, is the store's to judge when it opens it.
+fn look_at(drive: DriveArg) -> Result<Drive, ConfigError> {
+    let DriveArg { path, size } = drive;
+    let found = host::bytes_of(&path).map_err(|source| ConfigError::Drive { path: path.clone(), source })?;
+    match (found, size) {
+        (Some(bytes), _) => Ok(Drive { path, size, bytes, exists: true }),
+        (None, Some(made)) => Ok(Drive { path, size, bytes: made.bytes(), exists: false }),
+        (None, None) => Err(ConfigError::DriveSize(path)),
+    }
+}
+
+#[cfg(test)]
+mod tests;
