@@ -1,4 +1,5 @@
 //! To be written.
 
 pub mod object;
+pub mod origin;
 pub mod range;

@@ -2,7 +2,7 @@
 //!
 //! Every reply is checked before a byte of it may be stored: start, end and total of a 206 must be those of the
 //! question, a 200 to a ranged question is the whole object and says so, and the size is only ever the total of
-//! Content-Range or the length of a 200. ETag, size and headers come from the reply that carries the bytes, so they
+//! Content-Range or the length of a 200. `ETag`, size and headers come from the reply that carries the bytes, so they
 //! cannot belong to another version. Whatever is not understood is `Other`, to be relayed and never stored.
 #![forbid(unsafe_code)]
 
@@ -122,7 +122,7 @@ fn past_the_end(range: AskRange, headers: &HeaderMap) -> Result<Judgement, Origi
     }
 }
 
-/// Some servers ignore If-Match. The ETag beside the bytes tells, so we look ourselves.
+/// Some servers ignore If-Match. The `ETag` beside the bytes tells, so we look ourselves.
 fn is_pinned_version(ask: &Ask, facts: &ObjectFacts) -> Result<bool, OriginError> {
     let Some(pinned) = ask.if_match.as_deref() else { return Ok(true) };
     match facts.etag.as_deref() {
@@ -202,6 +202,9 @@ mod tests {
         map
     }
 
+    /// What was asked, the headers that came, and what they are told as.
+    type Case<'a> = (AskRange, &'a [(&'a str, &'a str)], &'a str);
+
     fn bytes(start: u64, end: u64) -> AskRange {
         AskRange::Bytes(ByteRange::new(start, end).unwrap())
     }
@@ -225,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_part_is_taken_only_as_it_was_asked() {
-        let cases: [(AskRange, &[(&str, &str)], &str); 30] = [
+        let cases: [Case; 30] = [
             (bytes(0, 100), &[("content-range", "bytes 0-99/1000")], "bytes 0..100 of 1000"),
             (
                 bytes(0, 100),
@@ -278,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_whole_answer_is_the_whole_object_whatever_was_asked() {
-        let cases: [(AskRange, &[(&str, &str)], &str); 13] = [
+        let cases: [Case; 13] = [
             (AskRange::Whole, &[("content-length", "1000")], "bytes 0..1000 of 1000"),
             (bytes(0, 100), &[("content-length", "1000")], "bytes 0..1000 of 1000"),
             (bytes(500, 600), &[("content-length", "1000")], "bytes 0..1000 of 1000"),
@@ -305,7 +308,7 @@ mod tests {
 
     #[test]
     fn past_the_end_must_agree_with_the_question() {
-        let cases: [(AskRange, &[(&str, &str)], &str); 7] = [
+        let cases: [Case; 7] = [
             (bytes(1000, 1100), &[("content-range", "bytes */1000")], "unsatisfiable Some(1000)"),
             (bytes(0, 100), &[("content-range", "bytes */0")], "unsatisfiable Some(0)"),
             (bytes(0, 100), &[], "unsatisfiable None"),

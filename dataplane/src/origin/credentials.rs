@@ -45,9 +45,9 @@ pub struct Credentials {
 /// Which link of the chain had the keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CredentialSource {
-    /// FOREBAY_ORIGIN_ACCESS_KEY and FOREBAY_ORIGIN_SECRET_KEY.
+    /// `FOREBAY_ORIGIN_ACCESS_KEY` and `FOREBAY_ORIGIN_SECRET_KEY`.
     ForebayEnvironment,
-    /// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+    /// `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`.
     AwsEnvironment,
     /// `~/.aws/credentials` or `~/.aws/config`.
     ProfileFile,
@@ -151,7 +151,7 @@ const SECRET_KEY: &str = "FOREBAY_ORIGIN_SECRET_KEY";
 const METADATA_CONNECT: Duration = Duration::from_secs(1);
 const WEB_ANSWER: Duration = Duration::from_secs(10);
 const WEB_ANSWER_BYTES: usize = 1 << 20;
-const COMMAND: Duration = Duration::from_secs(60);
+const COMMAND: Duration = Duration::from_mins(1);
 /// After a failed refresh the old keys serve this long before the next try, lest every request waits for a dead service.
 const REFRESH_PAUSE: Duration = Duration::from_secs(10);
 /// A request signed with keys that end sooner may arrive too late.
@@ -398,8 +398,8 @@ mod tests {
         let file = "[default]\naws_access_key_id = FILE\naws_secret_access_key = s3\n[other]\naws_access_key_id = OTHER\naws_secret_access_key = s4\n";
         std::fs::write(home.path().join(".aws/credentials"), file).unwrap();
         let both: Vec<_> = OURS.into_iter().chain(AWS).collect();
-        let cases: [(&[(&str, &str)], CredentialSource, &str); 4] = [
-            (&both, CredentialSource::ForebayEnvironment, "OURS"),
+        let cases = [
+            (&both[..], CredentialSource::ForebayEnvironment, "OURS"),
             (&AWS, CredentialSource::AwsEnvironment, "AWSENV"),
             (&[], CredentialSource::ProfileFile, "FILE"),
             (&[("AWS_PROFILE", "other")], CredentialSource::ProfileFile, "OTHER"),

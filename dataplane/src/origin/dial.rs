@@ -1,7 +1,7 @@
 //! From a host name to a connected byte stream, plain or TLS.
 //!
-//! Hyper's connector does the look-up and races IPv4 and IPv6; TCP_NODELAY is set because requests are small and
-//! whole. Trust roots are those of the system, or of AWS_CA_BUNDLE *instead* of them, as the AWS tools read it. They are
+//! Hyper's connector does the look-up and races IPv4 and IPv6; `TCP_NODELAY` is set because requests are small and
+//! whole. Trust roots are those of the system, or of `AWS_CA_BUNDLE` *instead* of them, as the AWS tools read it. They are
 //! loaded at the first TLS connection, so that a node with a plain-HTTP origin needs none.
 #![forbid(unsafe_code)]
 

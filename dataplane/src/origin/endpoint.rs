@@ -36,15 +36,13 @@ impl Endpoint {
                 if bucket.is_empty() || bucket.contains('/') {
                     return Err(refused(format!("`{bucket}` is not a bucket name")));
                 }
-                let (scheme, authority, prefix) = match endpoint {
-                    Some(endpoint) => taken_apart(endpoint)?,
-                    None => {
-                        let domain =
-                            if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
-                        let host = format!("s3.{region}.{domain}");
-                        let authority = host.parse().map_err(|_| refused(format!("region `{region}`")))?;
-                        (Scheme::HTTPS, authority, String::new())
-                    }
+                let (scheme, authority, prefix) = if let Some(endpoint) = endpoint {
+                    taken_apart(endpoint)?
+                } else {
+                    let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
+                    let host = format!("s3.{region}.{domain}");
+                    let authority = host.parse().map_err(|_| refused(format!("region `{region}`")))?;
+                    (Scheme::HTTPS, authority, String::new())
                 };
                 if wants_virtual_host(authority.host()) && fits_in_a_host_name(bucket) {
                     let authority = format!("{bucket}.{authority}")

@@ -45,7 +45,7 @@ pub struct Origin {
 
 #[derive(Debug)]
 enum Inner {
-    Live(Client),
+    Live(Box<Client>),
     Scripted(ScriptedOrigin, OriginLimits),
 }
 
@@ -59,7 +59,7 @@ pub struct OriginTarget {
 /// An origin's protocol and address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OriginKind {
-    /// A bucket behind the S3 protocol, signed with SigV4.
+    /// A bucket behind the S3 protocol, signed with `SigV4`.
     S3 {
         /// The bucket.
         bucket: String,
@@ -114,9 +114,9 @@ impl Default for OriginLimits {
 pub struct Ask {
     /// Which bytes.
     pub range: AskRange,
-    /// Only this ETag (as the origin sent it); otherwise `Answer::Changed`.
+    /// Only this `ETag` (as the origin sent it); otherwise `Answer::Changed`.
     pub if_match: Option<Box<str>>,
-    /// Nothing if it is still this ETag: `Answer::NotModified`.
+    /// Nothing if it is still this `ETag`: `Answer::NotModified`.
     pub if_none_match: Option<Box<str>>,
 }
 
@@ -214,7 +214,7 @@ impl Origin {
         limits: OriginLimits,
     ) -> Result<Self, OriginError> {
         let client = Client::open(target, credentials, limits, &credentials::ProcessEnvironment)?;
-        Ok(Self { inner: Inner::Live(client) })
+        Ok(Self { inner: Inner::Live(Box::new(client)) })
     }
 
     /// The double, for tests that simulate a node. Only `limits.idle` and `limits.first_byte` matter to it.

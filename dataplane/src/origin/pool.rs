@@ -56,7 +56,7 @@ pub(super) struct Lent {
 
 impl Pool {
     pub(super) fn new(dialer: Dialer, uri: http::Uri, host: Rc<str>, limits: OriginLimits) -> Rc<Self> {
-        let permits = Arc::new(Semaphore::new(limits.connections_max as usize));
+        let permits = Arc::new(Semaphore::new(limits.connections_max.max(1) as usize));
         Rc::new(Self { dialer, uri, host, limits, idle: RefCell::default(), permits })
     }
 
@@ -128,7 +128,7 @@ impl Pool {
 
     /// Connections in use.
     pub(super) fn lent_count(&self) -> usize {
-        self.limits.connections_max as usize - self.permits.available_permits()
+        self.limits.connections_max.max(1) as usize - self.permits.available_permits()
     }
 
     pub(super) fn timed_out(&self, stage: Stage, limit: std::time::Duration) -> OriginError {

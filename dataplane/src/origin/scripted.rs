@@ -2,7 +2,7 @@
 //!
 //! It stands where the wire would: it makes a status, headers and a body, and the same rules judge them as for a real
 //! origin. All delays are tokio's, so they cost nothing under a paused clock, and every choice comes from one seed, so a
-//! failing run can be replayed. It remembers every version of every object: a test can ask which bytes an ETag stood for.
+//! failing run can be replayed. It remembers every version of every object: a test can ask which bytes an `ETag` stood for.
 #![forbid(unsafe_code)]
 
 use super::answer::{judge_get, judge_head};
@@ -140,7 +140,7 @@ impl ScriptedOrigin {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Stores an object, or a new version of it, and returns its ETag with quotes.
+    /// Stores an object, or a new version of it, and returns its `ETag` with quotes.
     pub fn put(&self, key: &[u8], bytes: impl Into<Bytes>) -> Box<str> {
         let mut state = self.lock();
         let etag: Box<str> = format!("\"v{}\"", state.versions + 1).into();
@@ -148,7 +148,7 @@ impl ScriptedOrigin {
         etag
     }
 
-    /// Stores an object with an ETag of one's own, or none.
+    /// Stores an object with an `ETag` of one's own, or none.
     pub fn put_as(&self, key: &[u8], bytes: impl Into<Bytes>, etag: Option<&str>) {
         self.lock().store(key, bytes.into(), etag.map(Into::into));
     }
@@ -163,7 +163,7 @@ impl ScriptedOrigin {
         self.lock().objects.get(key).map(|version| version.bytes.clone())
     }
 
-    /// What the object was when it had this ETag, also if that was long ago.
+    /// What the object was when it had this `ETag`, also if that was long ago.
     pub fn bytes_of(&self, key: &[u8], etag: &str) -> Option<Bytes> {
         let state = self.lock();
         let mut versions = state.past.iter().filter(|(name, _)| name == key).map(|(_, version)| version);
