@@ -7,4 +7,5 @@ pub mod auth;
 pub mod dialect;
 pub mod http1;
 pub mod object;
+pub mod origin;
 pub mod range;
