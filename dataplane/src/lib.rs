@@ -5,3 +5,4 @@
 pub mod arena;
 pub mod object;
 pub mod range;
+pub mod store;
