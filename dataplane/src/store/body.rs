@@ -1,55 +1,108 @@
 //! Memory that a drive writer may hand to the kernel.
 //!
 //! A body is lent to the writer as a whole: it moves into the write job, from there into the operation, and
-//! comes out again with the completion. While the kernel has it nobody else can free or change it. How much of
-//! it is already on the drive is kept beside the body, so that the rest of a short write is the same body, a
-//! little further on.
+//! comes out again with the completion. While the kernel has it nobody else can free it. How much of it is
+//! already on the drive is kept beside the memory, so that the rest of a short write is the same body, a little
+//! further on.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 
 use super::segment::UNIT_BYTES;
+use crate::arena::Lease;
 
 /// Bytes that can be written to a drive as they lie in memory.
 ///
+/// They should not change any more: what is on the drive otherwise is some mixture of old and new.
+///
 /// # Safety
-/// From the moment that the value is given away until it is dropped, `as_ptr()` and `padded_len()` return the
-/// same values, also after the value has moved; the `padded_len()` bytes at `as_ptr()` are initialised, can be
-/// read from any thread, and are changed by nobody. Both numbers are multiples of 4,096.
+/// `as_ptr()` is always the same, also after the value has moved, and is a multiple of 4,096. Whatever
+/// `padded_len()` has once returned, a multiple of 4,096, so many bytes at `as_ptr()` are initialised and can be
+/// read from any thread until the value is dropped.
 pub unsafe trait WriteBody: Send + 'static {
-    /// Where the bytes begin: a multiple of 4,096.
+    /// Where the bytes begin.
     fn as_ptr(&self) -> *const u8;
-    /// How many there are, padding included: a multiple of 4,096.
+    /// How many there are, padding included.
     fn padded_len(&self) -> usize;
 }
 
-/// The bytes of a body, for writers that take a slice.
-pub(super) fn bytes(body: &dyn WriteBody) -> &[u8] {
-    // SAFETY: the trait promises `padded_len` initialised bytes at `as_ptr` that nobody changes while the body
-    // lives, and the slice borrows the body.
-    unsafe { std::slice::from_raw_parts(body.as_ptr(), body.padded_len()) }
+// SAFETY: a lease is a counted hold on a slot of the arena, which lies at a multiple of 4,096, does not move, and is
+// neither lent to another nor unmapped while any hold exists. Its memory was initialised when it was mapped. Its
+// padded length only grows, and never beyond the slot, whose capacity is a multiple of 4,096.
+unsafe impl WriteBody for Lease {
+    fn as_ptr(&self) -> *const u8 {
+        self.as_ptr()
+    }
+
+    fn padded_len(&self) -> usize {
+        self.padded_len()
+    }
 }
 
-/// A body on its way to the drive through tokio-uring, from byte `from` to its end.
-pub(super) struct Flight {
-    pub(super) body: Box<dyn WriteBody>,
-    /// At most `padded_len`.
-    pub(super) from: usize,
+/// A body on its way to the drive, from byte `from` to the length that it had when it was offered.
+pub(super) struct Body {
+    memory: Box<dyn WriteBody>,
+    /// Asked once, so that every attempt at a write means the same bytes.
+    length: usize,
+    from: usize,
+}
+
+impl Body {
+    pub(super) fn new(memory: impl WriteBody) -> Self {
+        let length = memory.padded_len();
+        assert!(
+            length.is_multiple_of(UNIT_BYTES as usize)
+                && memory.as_ptr().addr().is_multiple_of(UNIT_BYTES as usize)
+        );
+        Self { memory: Box::new(memory), length, from: 0 }
+    }
+
+    /// Bytes of the whole body, padding included.
+    pub(super) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Where the next attempt begins.
+    pub(super) fn from(&self) -> usize {
+        self.from
+    }
+
+    pub(super) fn set_from(&mut self, from: usize) {
+        assert!(from <= self.length);
+        self.from = from;
+    }
+
+    /// Tries to write the rest at byte `at` of the file, and returns how much of it was written.
+    pub(super) fn write_at(&self, file: &File, at: u64) -> io::Result<usize> {
+        let offset = libc::off64_t::try_from(at).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let (pointer, count) = (self.pointer(), self.length - self.from);
+        // SAFETY: the descriptor is open while `file` is borrowed. The body promises `length` readable bytes, of
+        // which these are the last `length - from`; it lives until after the call, and no reference to the bytes is made.
+        let written = unsafe { libc::pwrite64(file.as_raw_fd(), pointer.cast(), count, offset) };
+        usize::try_from(written).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn pointer(&self) -> *const u8 {
+        self.memory.as_ptr().wrapping_add(self.from)
+    }
 }
 
 // SAFETY: the memory belongs to the boxed body, which the runtime owns together with this value until the
-// operation completes; by the promise of `WriteBody` its address and contents do not change meanwhile, also when
-// the box moves. `from` is changed only between operations, while the writer holds the value.
-unsafe impl tokio_uring::buf::IoBuf for Flight {
+// operation completes; by the promise of `WriteBody` its address does not change meanwhile, also when the
+// box moves, and `length` bytes of it stay readable. `from` is changed only between operations, while the writer
+// holds the value.
+unsafe impl tokio_uring::buf::IoBuf for Body {
     fn stable_ptr(&self) -> *const u8 {
-        bytes(&*self.body)[self.from..].as_ptr()
+        self.pointer()
     }
 
     fn bytes_init(&self) -> usize {
-        self.body.padded_len() - self.from
+        self.length - self.from
     }
 
     fn bytes_total(&self) -> usize {
-        self.bytes_init()
+        self.length - self.from
     }
 }
 
@@ -140,9 +193,8 @@ impl std::ops::DerefMut for AlignedBytes {
     }
 }
 
-// SAFETY: the vector is never resized, so its heap memory stays where it is when the value moves; it is zeroed
-// when made and can be changed only through a unique reference, which nobody has once the value is given away.
-// `zeroed` sees to both multiples.
+// SAFETY: the vector is never resized, so its heap memory stays where it is when the value moves, and it is zeroed
+// when made. `zeroed` sees to both multiples.
 unsafe impl WriteBody for AlignedBytes {
     fn as_ptr(&self) -> *const u8 {
         (**self).as_ptr()
@@ -193,16 +245,31 @@ mod tests {
     }
 
     #[test]
-    fn a_flight_shows_the_kernel_the_rest_of_its_body() {
+    fn the_kernel_is_shown_the_rest_of_a_body_wherever_the_body_moves() {
         use tokio_uring::buf::IoBuf;
-        let mut body = AlignedBytes::zeroed(8192);
-        body[4096] = 7;
-        let whole = body.as_ptr();
-        let flight = Flight { body: Box::new(body), from: 4096 };
-        let moved = [flight];
-        assert_eq!(moved[0].stable_ptr(), whole.wrapping_add(4096));
+        let memory = AlignedBytes::zeroed(8192);
+        let start = memory.as_ptr();
+        let mut body = Body::new(memory);
+        body.set_from(4096);
+        let moved = [body];
+        assert_eq!(moved[0].stable_ptr(), start.wrapping_add(4096));
         assert_eq!((moved[0].bytes_init(), moved[0].bytes_total()), (4096, 4096));
-        assert_eq!(bytes(&*moved[0].body)[4096], 7);
+    }
+
+    #[test]
+    fn the_rest_of_a_body_is_written_where_it_belongs() {
+        use std::os::unix::fs::FileExt;
+        let file = tempfile::tempfile().unwrap();
+        let mut memory = AlignedBytes::zeroed(8192);
+        memory[..4096].fill(1);
+        memory[4096..].fill(2);
+        let mut body = Body::new(memory);
+        assert_eq!(body.write_at(&file, 0).unwrap(), 8192);
+        body.set_from(4096);
+        assert_eq!(body.write_at(&file, 8192).unwrap(), 4096);
+        let mut bytes = vec![0; 12_288];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes[..4096].iter().all(|&byte| byte == 1) && bytes[4096..].iter().all(|&byte| byte == 2));
     }
 
     proptest! {

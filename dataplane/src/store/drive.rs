@@ -142,7 +142,7 @@ pub enum DriveError {
         path: PathBuf,
     },
     /// Somebody else's bytes.
-    #[error("drive {path} has no Forebay superblock, so nothing was written to it{}; if what it holds is not needed, run: forebay-node format {}", holds(.found), path.display())]
+    #[error("drive {path} has no Forebay superblock, so nothing was written to it{}; if what it holds is not needed, run: forebay-node format {}", holds(*.found), path.display())]
     NotForebay {
         /// The drive.
         path: PathBuf,
@@ -194,7 +194,7 @@ pub enum DriveError {
     },
 }
 
-fn holds(found: &Option<&'static str>) -> String {
+fn holds(found: Option<&'static str>) -> String {
     found.map(|owner| format!(" (it holds {owner})")).unwrap_or_default()
 }
 

@@ -43,6 +43,7 @@ pub use superblock::{Identity, Superblock, SuperblockError};
 pub use usage::Usage;
 pub use writer::WriteDone;
 
+use body::Body;
 use segment::Sequences;
 use writer::{Writer, WriterLimits};
 
@@ -72,10 +73,10 @@ pub struct Place {
 /// How drives are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WriterEngine {
-    /// io_uring, or `pwrite` where the kernel refuses it, with a warning.
+    /// `io_uring`, or `pwrite` where the kernel refuses it, with a warning.
     #[default]
     Auto,
-    /// io_uring, or an error.
+    /// `io_uring`, or an error.
     Uring,
     /// `pwrite` on a few threads.
     Portable,
@@ -173,7 +174,7 @@ pub enum StoreError {
     Writer {
         /// The drive.
         path: PathBuf,
-        /// Whether io_uring was a condition.
+        /// Whether `io_uring` was a condition.
         is_uring_wanted: bool,
         /// Why.
         #[source]
@@ -246,7 +247,7 @@ pub struct DriveStatus {
     pub geometry: Geometry,
     /// Whether it bypasses the page cache.
     pub is_direct: bool,
-    /// Whether it is written by io_uring.
+    /// Whether it is written by `io_uring`.
     pub is_uring: bool,
     /// Whether it has been given up for writing.
     pub is_dead: bool,
@@ -334,8 +335,8 @@ impl Store {
     /// # Errors
     /// If no drive takes it; then `done` is dropped uncalled, and the refusal is counted.
     pub fn offer(&self, body: impl WriteBody, done: WriteDone) -> Result<(), Refused> {
-        let bytes = body.padded_len() as u64;
-        let (mut body, mut done): (Box<dyn WriteBody>, _) = (Box::new(body), done);
+        let (mut body, mut done) = (Body::new(body), done);
+        let bytes = body.len() as u64;
         let mut refused = Refused::NoDrive;
         for lane in self.by_share() {
             match lane.writer.offer(body, done) {

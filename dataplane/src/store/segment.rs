@@ -29,7 +29,7 @@ const MIB: u64 = 1 << 20;
 pub const UNIT_BYTES: u32 = 4096;
 /// Where the first segment begins. The space before it holds the superblocks and zeros, so that any other
 /// owner's signature found there is really another owner's.
-pub const DATA_OFFSET: u64 = MIB;
+pub(super) const DATA_OFFSET: u64 = MIB;
 /// The smallest drive, in bytes.
 pub const CAPACITY_MIN: u64 = 16 * MIB;
 /// The largest drive, in bytes: 4 Mi segments, whose sequences take 16 MiB of memory.
@@ -148,10 +148,6 @@ impl Geometry {
     }
 
     /// Where the first segment begins, in bytes.
-    #[expect(
-        clippy::unused_self,
-        reason = "one number for every drive of this format, but the drive's all the same"
-    )]
     pub fn data_offset(self) -> u64 {
         DATA_OFFSET
     }

@@ -24,13 +24,13 @@ use std::fmt;
 use super::segment::{Geometry, GeometryError};
 
 /// What the first eight bytes of a copy say.
-pub const MAGIC: [u8; 8] = *b"Forebay\x1a";
+pub(super) const MAGIC: [u8; 8] = *b"Forebay\x1a";
 /// The newest format this node reads and the one that it writes.
-pub const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 1;
 /// Bytes of one copy.
-pub const SUPERBLOCK_BYTES: usize = 4096;
+pub(super) const SUPERBLOCK_BYTES: usize = 4096;
 /// Where the copies lie, in bytes from the start of the drive.
-pub const COPY_OFFSETS: [u64; 2] = [0, SUPERBLOCK_BYTES as u64];
+pub(super) const COPY_OFFSETS: [u64; 2] = [0, SUPERBLOCK_BYTES as u64];
 
 const CHECKSUM_AT: usize = SUPERBLOCK_BYTES - 4;
 
@@ -195,7 +195,7 @@ impl Superblock {
 
 /// The copy to believe, and what was wrong with the other one, if anything was.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chosen {
+pub(super) struct Chosen {
     /// What the drive says.
     pub superblock: Superblock,
     /// The copy that has to be repaired, and why.
@@ -207,7 +207,7 @@ pub struct Chosen {
 /// # Errors
 /// If no copy can be used, the error of the one that came closer to being ours. A newer format wins over
 /// everything: this node must not touch such a drive, even where the other copy is one that it could read.
-pub fn choose(
+pub(super) fn choose(
     first: Result<Superblock, SuperblockError>,
     second: Result<Superblock, SuperblockError>,
 ) -> Result<Chosen, SuperblockError> {
@@ -228,7 +228,7 @@ pub fn choose(
 }
 
 /// True if these bytes begin as a superblock of any format begins, whole or damaged.
-pub fn has_magic(bytes: &[u8]) -> bool {
+pub(super) fn has_magic(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC)
 }
 

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 
 // _IOR(0x12, 114, size_t): bytes of a block device. The libc crate does not carry it.
 const BLKGETSIZE64: libc::Ioctl =
-    (2 << 30 | (size_of::<usize>() as u32) << 16 | 0x12 << 8 | 114) as libc::Ioctl;
+    (2 << 30 | (size_of::<usize>() as u32) << 16 | 0x12 << 8 | 0x72) as libc::Ioctl;
 
 /// Allocates the first `bytes` of a file and makes it that long.
 pub(super) fn fallocate(file: &File, bytes: u64) -> io::Result<()> {

@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::mpsc;
 
-use super::body::AlignedBytes;
+use super::body::{AlignedBytes, Body};
 use super::*;
 
 const MIB: u64 = 1 << 20;
@@ -232,6 +232,25 @@ fn bounds_that_let_nothing_through_are_refused() {
 }
 
 #[test]
+fn a_lease_is_written_as_it_was_frozen_and_given_back() {
+    use crate::arena::{Arena, ArenaOptions, Purpose};
+    let sizes = ArenaOptions { bytes: 8 << 20, reads_bytes: 2 << 20, fills_bytes: 4 << 20 };
+    let arena = Arena::build(sizes).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for engine in [WriterEngine::Uring, WriterEngine::Portable] {
+        let store = Store::open(&[spec(&folder.path().join("drive"), 16 * MIB)], options(engine)).unwrap();
+        let mut lease = arena.grant(Purpose::Fill, 100_000).unwrap();
+        lease.append(&body(1, 102_400)[..100_000]);
+        let (sender, receiver) = mpsc::channel();
+        store.offer(lease.freeze(), teller(1, &sender)).unwrap();
+        let bytes = read(&store, receiver.recv().unwrap().1.unwrap(), 102_400).unwrap();
+        assert!(bytes[..100_000] == body(1, 102_400)[..100_000]);
+        assert!(bytes[100_000..].iter().all(|&byte| byte == 0), "padding is zeros");
+        assert_eq!(arena.status().fills_bytes, 0, "nobody holds it any more");
+    }
+}
+
+#[test]
 fn without_drives_every_body_is_refused() {
     let store = Store::open(&[], StoreOptions::default()).unwrap();
     assert_eq!(store.offer(body(0, 4096), Box::new(|_| ())), Err(Refused::NoDrive));
@@ -269,7 +288,7 @@ fn sequences_go_on_where_more_had_to_be_reserved() {
     let (sender, receiver) = mpsc::channel();
     for number in 0..4 {
         lane.writer
-            .offer(Box::new(body(number, MIB as usize)), teller(number, &sender))
+            .offer(Body::new(body(number, MIB as usize)), teller(number, &sender))
             .map_err(|(why, ..)| why)
             .unwrap();
     }
@@ -353,7 +372,7 @@ fn a_drive_that_keeps_failing_is_given_up_and_says_so() {
         let (sender, receiver) = mpsc::channel();
         let (mut answered, mut number) = (0, 0);
         let refused = loop {
-            match lane.writer.offer(Box::new(body(number, 4096)), teller(number, &sender)) {
+            match lane.writer.offer(Body::new(body(number, 4096)), teller(number, &sender)) {
                 Ok(()) => {
                     answered += 1;
                     assert!(matches!(receiver.recv().unwrap().1, Err(WriteError::Drive { .. })));

@@ -4,14 +4,13 @@
 //! segment, keeps several writes in flight, and tells who asked when the bytes are on the drive. Whoever offers
 //! never waits: a full queue refuses, because a cache may forget but must not stall.
 //!
-//! The thread runs a tokio-uring runtime. Where the kernel refuses io_uring the same loop runs on plain tokio, and
+//! The thread runs a tokio-uring runtime. Where the kernel refuses `io_uring` the same loop runs on plain tokio, and
 //! each write is a `pwrite` on one of a few helper threads.
 //!
 //! A drive whose writes keep failing is given up for writing; whether it is still read is for its owner to say.
 
 use std::cell::RefCell;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +21,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{sleep, timeout};
 
-use super::body::{self, Flight, Next, Progress, WriteBody};
+use super::body::{Body, Next, Progress};
 use super::drive::Drive;
 use super::segment::{Appender, Sequences, Spot, Step};
 use super::{Refused, Slot, WriteError, WriterEngine};
@@ -77,7 +76,7 @@ struct Shared {
 
 /// One body on its way, with its share of the queue.
 struct Job {
-    body: Box<dyn WriteBody>,
+    body: Body,
     done: Done,
     charge: Charge,
 }
@@ -130,7 +129,7 @@ impl Writer {
     /// Starts the thread. `reserved` are the sequences that it may use without asking the drive for more.
     ///
     /// # Errors
-    /// If no thread can be had, or if `engine` asks for io_uring and the kernel refuses it.
+    /// If no thread can be had, or if `engine` asks for `io_uring` and the kernel refuses it.
     pub(super) fn start(
         number: u8,
         drive: Arc<Drive>,
@@ -171,12 +170,8 @@ impl Writer {
     }
 
     /// Takes a body to be written, or gives it back with the reason why not. Never blocks.
-    pub(super) fn offer(
-        &self,
-        body: Box<dyn WriteBody>,
-        done: WriteDone,
-    ) -> Result<(), (Refused, Box<dyn WriteBody>, WriteDone)> {
-        let bytes = body.padded_len() as u64;
+    pub(super) fn offer(&self, body: Body, done: WriteDone) -> Result<(), (Refused, Body, WriteDone)> {
+        let bytes = body.len() as u64;
         let refusal = if self.shared.is_closed.load(Ordering::Relaxed) {
             Some(Refused::Closed)
         } else if self.is_dead() {
@@ -393,7 +388,7 @@ impl Lane {
     /// A spot for the job; `None` once the drive is dead.
     async fn find_spot(&self, job: &Job, flights: &mut JoinSet<()>) -> Option<Spot> {
         // Fits: `offer` compared it with a whole segment, and segments are at most 64 MiB.
-        let bytes = u32::try_from(job.body.padded_len()).expect("at most a segment");
+        let bytes = u32::try_from(job.body.len()).expect("at most a segment");
         loop {
             if self.shared.counts.is_dead.load(Ordering::Relaxed) {
                 return None;
@@ -416,7 +411,7 @@ impl Lane {
 
     async fn write(&self, job: Job, spot: Spot, pen: Pen) {
         let Job { body, done, charge } = job;
-        let bytes = body.padded_len() as u64;
+        let bytes = body.len() as u64;
         let result = pen.write(body, self.shared.drive.geometry().place(spot.segment, spot.offset)).await;
         // The queue has room again before the owner is told, so that the owner may offer the next body.
         drop(charge);
@@ -459,32 +454,26 @@ enum Pen {
 
 impl Pen {
     /// Writes the whole body at byte `at` of the drive. The body is dropped when the kernel is done with it.
-    async fn write(self, body: Box<dyn WriteBody>, at: u64) -> io::Result<()> {
-        let mut progress = Progress::new(body.padded_len());
+    async fn write(self, mut body: Body, at: u64) -> io::Result<()> {
+        let mut progress = Progress::new(body.len());
         match self {
-            Self::Uring(file) => {
-                let mut flight = Flight { body, from: 0 };
-                loop {
-                    let place = at + flight.from as u64;
-                    let (result, landed) = file.write_at(flight, place).submit().await;
-                    flight = landed;
+            Self::Uring(file) => loop {
+                let place = at + body.from() as u64;
+                let (result, landed) = file.write_at(body, place).submit().await;
+                body = landed;
+                match progress.took(result) {
+                    Next::From(from) => body.set_from(from),
+                    Next::Done => return Ok(()),
+                    Next::Failed(error) => return Err(error),
+                }
+            },
+            Self::Portable(drive) => {
+                let write = move || loop {
+                    let result = body.write_at(drive.file(), at + body.from() as u64);
                     match progress.took(result) {
-                        Next::From(from) => flight.from = from,
+                        Next::From(from) => body.set_from(from),
                         Next::Done => return Ok(()),
                         Next::Failed(error) => return Err(error),
-                    }
-                }
-            }
-            Self::Portable(drive) => {
-                let write = move || {
-                    let mut from = 0;
-                    loop {
-                        let result = drive.file().write_at(&body::bytes(&*body)[from..], at + from as u64);
-                        match progress.took(result) {
-                            Next::From(next) => from = next,
-                            Next::Done => return Ok(()),
-                            Next::Failed(error) => return Err(error),
-                        }
                     }
                 };
                 tokio::task::spawn_blocking(write).await.unwrap_or_else(|error| Err(io::Error::other(error)))
