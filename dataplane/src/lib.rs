@@ -9,3 +9,4 @@ pub mod http1;
 pub mod object;
 pub mod origin;
 pub mod range;
+pub mod store;
