@@ -1,0 +1,396 @@
+//! HTTP/1.1 on one connection: heads in, answers out, in order.
+//!
+//! While a slice is on its way, the next one is fetched, so that a drive and a socket work at the same time. A
+//! send that is interrupted because its reader pauses gives its leases back and keeps only the offset; the
+//! connection ends when nothing has moved for `send_stall`. A body that cannot be finished is cut visibly: the
+//! connection closes before its declared length.
+#![forbid(unsafe_code)]
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::Worker;
+use super::body::BodyReader;
+use super::forward;
+use super::reply::{Payload, Reply};
+use super::request::{self, Read, Route};
+use super::stream::ObjectStream;
+use super::worker::WatchGuard;
+use crate::engine::{Outgoing, SLICES_MAX, Slice, Socket};
+use crate::http1::{BodyLength, HeadError, HeadLimits, HeadProgress, LAST_CHUNK, Method, RequestHead, ResponseHead, parse_head, write_chunk_head};
+use crate::metrics::{CloseReason, Counter, StatusClass};
+use crate::origin::Body;
+
+/// Room for requests that is made at first; a head that needs more gets it, up to the limit.
+const BUFFER_BYTES: usize = 16 << 10;
+/// Bytes of a relayed body that are gathered into one send.
+const RELAY_BYTES: usize = 256 << 10;
+
+/// Serves a connection until its end, and says why it ended.
+pub(super) async fn serve(worker: &Rc<Worker>, socket: Socket) -> CloseReason {
+    let mut connection = Connection {
+        worker: Rc::clone(worker),
+        socket,
+        guard: worker.watch(),
+        buffer: Vec::with_capacity(BUFFER_BYTES),
+        header: Vec::with_capacity(1024),
+    };
+    loop {
+        if let Err(Ended(reason)) = connection.exchange().await {
+            return reason;
+        }
+    }
+}
+
+/// The connection is over.
+#[derive(Debug)]
+pub(super) struct Ended(pub(super) CloseReason);
+
+pub(super) struct Connection {
+    pub(super) worker: Rc<Worker>,
+    socket: Socket,
+    guard: WatchGuard,
+    /// Bytes received and not yet understood: the rest of a head, a body, or further requests.
+    pub(super) buffer: Vec<u8>,
+    /// The allocation for heads.
+    header: Vec<u8>,
+}
+
+impl Connection {
+    /// One request and its answer.
+    async fn exchange(&mut self) -> Result<(), Ended> {
+        let head = self.read_head().await?;
+        let worker = Rc::clone(&self.worker);
+        let request_id = worker.request_id();
+        let mut body = BodyReader::new(head.body);
+        let reply = match request::route(&worker, &head, &request_id) {
+            Route::Reply(reply) => reply,
+            Route::Read(target) => match request::read(&worker, &head, &target, &request_id).await {
+                Read::Reply(reply) => reply,
+                Read::Bypass => {
+                    let target = forward::of_read(&head, &target);
+                    forward::forward(self, &head, &target, &mut body, &request_id).await?
+                }
+            },
+            Route::Forward(target) => forward::forward(self, &head, &target, &mut body, &request_id).await?,
+        };
+        // What is left of a body would be taken for the next request.
+        let close = reply.close || !head.keep_alive || !body.is_finished() || worker.node.is_draining();
+        self.answer(&head, reply, close, &request_id).await?;
+        if !close {
+            return Ok(());
+        }
+        let reason = if worker.node.is_draining() { CloseReason::Drain } else { CloseReason::Finished };
+        Err(Ended(reason))
+    }
+
+    async fn read_head(&mut self) -> Result<RequestHead, Ended> {
+        let limits = &self.worker.node.limits;
+        let head_limits = HeadLimits {
+            head_bytes_max: limits.head_bytes_max as usize,
+            headers_max: limits.headers_max as usize,
+            ..HeadLimits::default()
+        };
+        let (idle, header) = (limits.idle_timeout, limits.header_timeout);
+        let mut deadline = Instant::now() + if self.buffer.is_empty() { idle } else { header };
+        loop {
+            if !self.buffer.is_empty() {
+                match parse_head(&self.buffer, &head_limits) {
+                    Ok(HeadProgress::Whole { head, used }) => {
+                        self.buffer.drain(..used);
+                        return Ok(head);
+                    }
+                    Ok(HeadProgress::Partial) => {}
+                    Err(error) => return self.refuse_head(error).await,
+                }
+            }
+            let was_empty = self.buffer.is_empty();
+            match self.receive_until(deadline, was_empty).await? {
+                0 if was_empty => return Err(Ended(CloseReason::Client)),
+                0 => return Err(Ended(CloseReason::Receive)),
+                _ if was_empty => deadline = Instant::now() + header,
+                _ => {}
+            }
+        }
+    }
+
+    /// Receives more, up to the room there is; 0 is the end of the stream. An idle connection also ends when the
+    /// worker drains.
+    async fn receive_until(&mut self, deadline: Instant, idle: bool) -> Result<usize, Ended> {
+        if self.buffer.len() == self.buffer.capacity() {
+            self.buffer.reserve(BUFFER_BYTES);
+        }
+        let buffer = std::mem::take(&mut self.buffer);
+        let worker = Rc::clone(&self.worker);
+        let received = timeout_at(deadline, async {
+            tokio::select! {
+                biased;
+                received = worker.engine.recv(&self.socket, buffer) => Some(received),
+                () = worker.drained(), if idle => None,
+            }
+        });
+        match received.await {
+            Ok(Some((result, buffer))) => {
+                self.buffer = buffer;
+                result.map_err(|_| Ended(CloseReason::Receive))
+            }
+            Ok(None) => Err(Ended(CloseReason::Drain)),
+            Err(_) if idle => Err(Ended(CloseReason::Idle)),
+            Err(_) => Err(Ended(CloseReason::HeadTimeout)),
+        }
+    }
+
+    /// Receives more of a request body; false at the end of the stream.
+    pub(super) async fn receive_body(&mut self) -> Result<bool, Ended> {
+        let deadline = Instant::now() + self.worker.node.limits.request_deadline;
+        Ok(self.receive_until(deadline, false).await? > 0)
+    }
+
+    async fn refuse_head(&mut self, error: HeadError) -> Result<RequestHead, Ended> {
+        let request_id = self.worker.request_id();
+        let date = self.worker.date();
+        let reply = Reply::error(error.status(), "InvalidRequest", &error.to_string(), b"", &request_id);
+        let Payload::Own(body) = reply.payload else { unreachable!("errors have a body of ours") };
+        let mut head = ResponseHead::new(reply.status, &date);
+        head.content_type = reply.content_type;
+        head.request_id = Some(&request_id);
+        head.body = BodyLength::Length(body.len() as u64);
+        head.close = true;
+        let mut bytes = std::mem::take(&mut self.header);
+        bytes.clear();
+        head.write(&mut bytes);
+        bytes.extend_from_slice(&body);
+        self.count(&reply.outcome(), reply.status);
+        self.send(Outgoing::header(bytes)).await?;
+        Err(Ended(CloseReason::BadRequest))
+    }
+
+    /// Says that the body may come.
+    pub(super) async fn send_continue(&mut self) -> Result<(), Ended> {
+        self.send(Outgoing::header(crate::http1::CONTINUE.to_vec())).await
+    }
+
+    async fn answer(&mut self, head: &RequestHead, reply: Reply, close: bool, request_id: &str) -> Result<(), Ended> {
+        let is_head = head.method == Method::Head;
+        let outcome = reply.outcome();
+        let (status, payload) = (reply.status, reply.payload);
+        let date = self.worker.date();
+        let mut out = ResponseHead::new(status, &date);
+        out.record = reply.entry.as_ref().map(|entry| &entry.facts.record);
+        out.relayed = reply.relayed.as_ref();
+        out.content_type = reply.content_type;
+        out.content_range = reply.content_range;
+        out.accept_ranges = reply.entry.is_some();
+        out.cache = reply.cache;
+        out.age_s = reply.age_s;
+        out.retry_after_s = reply.retry_after_s;
+        out.request_id = Some(request_id);
+        out.minor = head.minor;
+        let chunked = matches!(payload, Payload::Relay(_, None)) && head.minor > 0;
+        out.close = close || (matches!(payload, Payload::Relay(_, None)) && !chunked);
+        out.body = match &payload {
+            Payload::None => BodyLength::None,
+            // A HEAD that fails has no body, and says so.
+            Payload::Own(_) if is_head => BodyLength::Length(0),
+            Payload::Length(length) | Payload::Relay(_, Some(length)) => BodyLength::Length(*length),
+            Payload::Own(bytes) => BodyLength::Length(bytes.len() as u64),
+            Payload::Object(_, stream) => BodyLength::Length(stream.range().len()),
+            Payload::Relay(_, None) if chunked => BodyLength::Chunked,
+            Payload::Relay(_, None) => BodyLength::None,
+        };
+        let ends = out.close && !close;
+        let mut bytes = std::mem::take(&mut self.header);
+        bytes.clear();
+        out.write(&mut bytes);
+        // Counted before the last byte leaves: whoever has it may ask for the numbers at once.
+        self.count(&outcome, status);
+        match payload {
+            Payload::None | Payload::Length(_) => self.send(Outgoing::header(bytes)).await?,
+            Payload::Own(_) if is_head => self.send(Outgoing::header(bytes)).await?,
+            Payload::Own(body) => {
+                bytes.extend_from_slice(&body);
+                self.send(Outgoing::header(bytes)).await?;
+            }
+            Payload::Object(first, stream) => self.send_object(bytes, first, stream).await?,
+            Payload::Relay(body, length) => self.send_relay(bytes, body, length, chunked).await?,
+        }
+        if ends { Err(Ended(CloseReason::Finished)) } else { Ok(()) }
+    }
+
+    fn count(&self, outcome: &crate::metrics::Outcome, status: u16) {
+        self.worker.counters.bump(Counter::Requests(*outcome, StatusClass::of(status)), 1);
+    }
+
+    /// Sends bytes of our own, all of them.
+    async fn send(&mut self, mut outgoing: Outgoing) -> Result<(), Ended> {
+        loop {
+            outgoing = self.send_once(outgoing).await?;
+            if outgoing.is_empty() {
+                outgoing.clear();
+                self.header = outgoing.header;
+                return Ok(());
+            }
+            self.wait_writable().await?;
+        }
+    }
+
+    /// One send; what comes back has not left, because the send was interrupted.
+    async fn send_once(&self, outgoing: Outgoing) -> Result<Outgoing, Ended> {
+        let pinned = outgoing.body_len() as u64;
+        let _pinned = if pinned > 0 { Some(self.worker.pin(pinned).await) } else { None };
+        let watch = &self.guard.watch;
+        watch.begin(self.worker.tick());
+        let (sent, mut outgoing) = self.worker.engine.send(&self.socket, outgoing, watch).await;
+        let interrupted = watch.end();
+        match sent {
+            Ok(sent) => {
+                self.worker.counters.bump(Counter::SentBytes, sent as u64);
+                outgoing.consume(sent);
+                // Short without having been asked to stop: the peer is gone.
+                if outgoing.is_empty() || interrupted { Ok(outgoing) } else { Err(Ended(CloseReason::SendFailed)) }
+            }
+            Err(_) => Err(Ended(CloseReason::SendFailed)),
+        }
+    }
+
+    /// Waits for the reader, holding no lease.
+    async fn wait_writable(&self) -> Result<(), Ended> {
+        let stall = self.worker.node.limits.send_stall;
+        match timeout(stall, self.worker.engine.writable(&self.socket)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(Ended(CloseReason::SendFailed)),
+            Err(_) => {
+                self.worker.counters.bump(Counter::SendsStalled, 1);
+                Err(Ended(CloseReason::SendStalled))
+            }
+        }
+    }
+
+    async fn send_object(&mut self, header: Vec<u8>, first: Slice, mut stream: ObjectStream) -> Result<(), Ended> {
+        let mut outgoing = Outgoing::header(header);
+        let mut next = Some(first);
+        loop {
+            if let Some(slice) = next.take() {
+                outgoing.push(slice);
+                self.gather(&mut outgoing, &mut stream);
+            }
+            let sliced = stream.position();
+            let (unsent, fetched) = both(self.send_once(outgoing), stream.next()).await?;
+            outgoing = unsent;
+            if !outgoing.is_empty() {
+                // The reader pauses: only the offset is kept.
+                let position = sliced - outgoing.body_len() as u64;
+                drop(fetched);
+                outgoing.body.clear();
+                self.wait_writable().await?;
+                stream.seek(position);
+                next = stream.next().await.map_err(|_| Ended(CloseReason::BodyCut))?;
+                continue;
+            }
+            outgoing.clear();
+            match fetched {
+                Ok(Some(slice)) => next = Some(slice),
+                Ok(None) => {
+                    self.header = outgoing.header;
+                    return Ok(());
+                }
+                Err(failure) => {
+                    tracing::warn!(?failure, "body cut");
+                    return Err(Ended(CloseReason::BodyCut));
+                }
+            }
+        }
+    }
+
+    /// Adds what is in memory already, within one operation and the connection's share of pinned bytes.
+    fn gather(&self, outgoing: &mut Outgoing, stream: &mut ObjectStream) {
+        let most = self.worker.node.limits.send_pinned_bytes_per_connection_max as usize;
+        while outgoing.body.len() < SLICES_MAX && outgoing.body_len() + stream.extent_bytes() <= most {
+            let Some(slice) = stream.next_in_ram() else { break };
+            outgoing.push(slice);
+        }
+    }
+
+    async fn send_relay(
+        &mut self,
+        mut bytes: Vec<u8>,
+        mut body: Body,
+        length: Option<u64>,
+        chunked: bool,
+    ) -> Result<(), Ended> {
+        let mut left = length;
+        while let Some(piece) = body.chunk().await.map_err(|error| cut(&error))? {
+            if let Some(left) = &mut left {
+                // More than was said would be taken for the next answer.
+                *left = left.checked_sub(piece.len() as u64).ok_or(Ended(CloseReason::BodyCut))?;
+            }
+            if chunked && !piece.is_empty() {
+                write_chunk_head(&mut bytes, piece.len());
+            }
+            bytes.extend_from_slice(&piece);
+            if chunked && !piece.is_empty() {
+                bytes.extend_from_slice(b"\r\n");
+            }
+            if bytes.len() >= RELAY_BYTES || left != Some(0) {
+                self.send(Outgoing::header(bytes)).await?;
+                bytes = std::mem::take(&mut self.header);
+            }
+        }
+        if left.is_some_and(|left| left > 0) {
+            return Err(Ended(CloseReason::BodyCut));
+        }
+        if chunked {
+            bytes.extend_from_slice(LAST_CHUNK);
+        }
+        self.send(Outgoing::header(bytes)).await
+    }
+}
+
+fn cut(error: &dyn std::error::Error) -> Ended {
+    tracing::warn!(%error, "relayed body cut");
+    Ended(CloseReason::BodyCut)
+}
+
+/// Both futures; an end of the first ends both.
+async fn both<T>(
+    sending: impl Future<Output = Result<Outgoing, Ended>>,
+    fetching: impl Future<Output = T>,
+) -> Result<(Outgoing, T), Ended> {
+    let (mut sending, mut fetching) = (pin!(sending), pin!(fetching));
+    let (mut sent, mut fetched) = (None, None);
+    poll_fn(|context| {
+        if sent.is_none()
+            && let Poll::Ready(result) = sending.as_mut().poll(context)
+        {
+            match result {
+                Ok(outgoing) => sent = Some(outgoing),
+                Err(ended) => return Poll::Ready(Err(ended)),
+            }
+        }
+        if fetched.is_none()
+            && let Poll::Ready(result) = fetching.as_mut().poll(context)
+        {
+            fetched = Some(result);
+        }
+        // An interrupted send waits for nothing that is still being fetched.
+        match (sent.take(), fetched.take()) {
+            (Some(outgoing), Some(result)) => Poll::Ready(Ok((outgoing, result))),
+            (left, right) => {
+                (sent, fetched) = (left, right);
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}
+
+impl From<io::Error> for Ended {
+    fn from(_: io::Error) -> Self {
+        Self(CloseReason::Receive)
+    }
+}

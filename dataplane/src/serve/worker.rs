@@ -1,0 +1,332 @@
+//! One core's world: its engine, its origins, its connections, its clock.
+//!
+//! A connection is placed once, after accept and before its first byte, on the worker with the fewest; then it
+//! stays for life. The sweep, ten times a second, turns the coarse clock, renews the text of the date, and
+//! ends sends that hold leases without moving.
+#![forbid(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
+
+use slab::Slab;
+use tokio::sync::{Notify, mpsc};
+
+use super::connection;
+use super::stream::RAM_SAMPLE;
+use crate::engine::{Engine, SendWatch, Socket};
+use crate::http1::{DateText, date_text};
+use crate::metrics::{CloseReason, Counter, Gauge, Limit, WorkerCounters};
+use crate::node::Node;
+use crate::origin::Origin;
+
+/// Length of a tick.
+pub(super) const TICK: Duration = Duration::from_millis(100);
+/// Ticks that a send may hold its leases: when memory is asked for, and when it is not.
+const HOLD_TICKS_PRESSED: u32 = 2;
+const HOLD_TICKS: u32 = 10;
+/// Pause after an accept that failed, so that a full table of files does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What another thread asks of a worker.
+#[derive(Debug)]
+pub enum Order {
+    /// Serve this connection.
+    Connection(OwnedFd),
+    /// The arena has grown: register the new chunk.
+    Register,
+    /// Finish what there is.
+    Drain,
+}
+
+/// A worker as the others see it.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Its connections.
+    pub load: Arc<AtomicUsize>,
+    /// How to reach it.
+    pub orders: mpsc::UnboundedSender<Order>,
+}
+
+/// One worker.
+#[derive(Debug)]
+pub struct Worker {
+    /// What it shares with the others.
+    pub node: Arc<Node>,
+    /// Its way to the kernel.
+    pub engine: Engine,
+    /// Its counters.
+    pub counters: WorkerCounters,
+    origins: Box<[Origin]>,
+    index: usize,
+    peers: Box<[Peer]>,
+    tick: Cell<u32>,
+    date: Cell<DateText>,
+    wall: Cell<SystemTime>,
+    requests: Cell<u64>,
+    samples: Cell<u64>,
+    sends: RefCell<Slab<Rc<SendWatch>>>,
+    drain: Notify,
+    pinned_bytes: Cell<u64>,
+    unpinned: Notify,
+    pinning: Cell<usize>,
+}
+
+impl Worker {
+    /// A worker of these parts; its sweep runs from now on. `origins` are those of the node's accelerators, in
+    /// their order; `peers` are all workers, this one at `index`.
+    pub fn start(
+        node: Arc<Node>,
+        engine: Engine,
+        origins: Box<[Origin]>,
+        index: usize,
+        peers: Box<[Peer]>,
+    ) -> Rc<Self> {
+        assert_eq!(origins.len(), node.accelerators.len(), "an origin for each accelerator");
+        let wall = SystemTime::now();
+        let worker = Rc::new(Self {
+            counters: node.metrics.writer(),
+            node,
+            engine,
+            origins,
+            index,
+            peers,
+            tick: Cell::new(0),
+            date: Cell::new(date_text(wall)),
+            wall: Cell::new(wall),
+            requests: Cell::new(0),
+            samples: Cell::new(0),
+            sends: RefCell::default(),
+            drain: Notify::new(),
+            pinned_bytes: Cell::new(0),
+            unpinned: Notify::new(),
+            pinning: Cell::new(0),
+        });
+        tokio::task::spawn_local(sweep(Rc::downgrade(&worker)));
+        worker
+    }
+
+    /// The origin of an accelerator.
+    pub fn origin(&self, accelerator: u16) -> &Origin {
+        &self.origins[usize::from(accelerator)]
+    }
+
+    /// Accepts for ever.
+    pub async fn accept(self: Rc<Self>, listener: Socket) {
+        loop {
+            match self.engine.accept(&listener).await {
+                Ok(fd) => self.place(fd),
+                Err(error) => {
+                    tracing::warn!(%error, "accept failed");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Gives a connection to the worker with the fewest.
+    fn place(self: &Rc<Self>, fd: OwnedFd) {
+        if self.node.is_draining() || !self.node.admit_connection() {
+            // Closed without a word: whoever comes next may find room, and a reply would need a request.
+            self.counters.bump(Counter::LimitRefusals(Limit::Connections), 1);
+            return;
+        }
+        let own = self.peers[self.index].load.load(Ordering::Relaxed);
+        let (least, fewest) = self
+            .peers
+            .iter()
+            .map(|peer| peer.load.load(Ordering::Relaxed))
+            .enumerate()
+            .min_by_key(|(_, load)| *load)
+            .unwrap_or((self.index, own));
+        let chosen = if fewest + 1 < own { least } else { self.index };
+        self.peers[chosen].load.fetch_add(1, Ordering::Relaxed);
+        if chosen == self.index {
+            self.take(fd);
+        } else if self.peers[chosen].orders.send(Order::Connection(fd)).is_err() {
+            self.peers[chosen].load.fetch_sub(1, Ordering::Relaxed);
+            self.node.release_connection();
+        }
+    }
+
+    /// Serves a connection that was placed here.
+    pub fn take(self: &Rc<Self>, fd: OwnedFd) {
+        // Small answers leave at once; a socket that does not know the option is gone already.
+        let _ = socket2::SockRef::from(&fd).set_tcp_nodelay(true);
+        match self.engine.adopt(fd) {
+            Ok(socket) => {
+                let worker = Rc::clone(self);
+                tokio::task::spawn_local(async move {
+                    Rc::clone(&worker).serve(socket).await;
+                    worker.peers[worker.index].load.fetch_sub(1, Ordering::Relaxed);
+                    worker.node.release_connection();
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "connection not taken");
+                self.peers[self.index].load.fetch_sub(1, Ordering::Relaxed);
+                self.node.release_connection();
+            }
+        }
+    }
+
+    /// Serves a socket until its end.
+    pub async fn serve(self: Rc<Self>, socket: Socket) {
+        self.counters.bump(Counter::ConnectionsOpened, 1);
+        self.counters.adjust(Gauge::Connections, 1);
+        let reason: CloseReason = connection::serve(&self, socket).await;
+        self.counters.bump(Counter::ConnectionsClosed(reason), 1);
+        self.counters.adjust(Gauge::Connections, -1);
+    }
+
+    /// Carries out orders until the other side is gone. `register` is what to do when the arena has grown.
+    pub async fn obey(self: Rc<Self>, mut orders: mpsc::UnboundedReceiver<Order>, register: impl Fn()) {
+        while let Some(order) = orders.recv().await {
+            match order {
+                Order::Connection(fd) => self.take(fd),
+                Order::Register => register(),
+                Order::Drain => self.drain(),
+            }
+        }
+    }
+
+    /// Tells idle connections to end.
+    pub fn drain(&self) {
+        self.drain.notify_waiters();
+    }
+
+    /// Ends when the worker is told to drain.
+    pub(super) async fn drained(&self) {
+        let told = self.drain.notified();
+        if !self.node.is_draining() {
+            told.await;
+        }
+    }
+
+    /// The date as of this tick.
+    pub(super) fn date(&self) -> DateText {
+        self.date.get()
+    }
+
+    /// The time of day as of this tick.
+    pub(super) fn wall_time(&self) -> SystemTime {
+        self.wall.get()
+    }
+
+    pub(super) fn tick(&self) -> u32 {
+        self.tick.get()
+    }
+
+    /// A name for a request, unique in this process.
+    pub(super) fn request_id(&self) -> String {
+        let number = self.requests.get() + 1;
+        self.requests.set(number);
+        format!("{:02X}{:014X}", self.index, number)
+    }
+
+    /// True once in [`RAM_SAMPLE`] calls.
+    pub(super) fn is_sampled(&self) -> bool {
+        let sample = self.samples.get() + 1;
+        self.samples.set(sample % RAM_SAMPLE);
+        sample == RAM_SAMPLE
+    }
+
+    /// Watches the sends of a connection until the guard is dropped.
+    pub(super) fn watch(self: &Rc<Self>) -> WatchGuard {
+        let watch = Rc::new(SendWatch::default());
+        let key = self.sends.borrow_mut().insert(Rc::clone(&watch));
+        WatchGuard { worker: Rc::clone(self), watch, key }
+    }
+
+    /// Waits until the network holds few enough of our bytes to lend it `bytes` more.
+    pub(super) async fn pin(&self, bytes: u64) -> Pinned<'_> {
+        let share = (self.node.limits.send_pinned_bytes_max / self.peers.len().max(1) as u64).max(1);
+        if self.pinned_bytes.get() > 0 && self.pinned_bytes.get() + bytes > share {
+            self.counters.bump(Counter::LimitRefusals(Limit::Pinned), 1);
+            self.pinning.set(self.pinning.get() + 1);
+            let _waiting = Waiting(&self.pinning);
+            loop {
+                let unpinned = self.unpinned.notified();
+                if self.pinned_bytes.get() == 0 || self.pinned_bytes.get() + bytes <= share {
+                    break;
+                }
+                unpinned.await;
+            }
+        }
+        self.pinned_bytes.set(self.pinned_bytes.get() + bytes);
+        Pinned { worker: self, bytes }
+    }
+
+    fn is_pressed(&self) -> bool {
+        self.pinning.get() > 0 || self.node.arena.is_awaited()
+    }
+
+    fn sweep(&self) {
+        self.tick.set(self.tick.get().wrapping_add(1));
+        let wall = SystemTime::now();
+        self.wall.set(wall);
+        self.date.set(date_text(wall));
+        let most = if self.is_pressed() { HOLD_TICKS_PRESSED } else { HOLD_TICKS };
+        for (_, watch) in self.sends.borrow().iter() {
+            if watch.begun().is_some_and(|begun| self.tick.get().wrapping_sub(begun) > most) {
+                watch.interrupt();
+            }
+        }
+    }
+}
+
+async fn sweep(worker: std::rc::Weak<Worker>) {
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let Some(worker) = worker.upgrade() else { return };
+        worker.sweep();
+        if let Engine::Uring(ring) = &worker.engine {
+            let counts = ring.counts();
+            worker.counters.set(Counter::RingEnters, counts.enters);
+            worker.counters.set(Counter::RingOverflows, counts.overflows);
+        }
+    }
+}
+
+/// Keeps a connection's sends watched.
+#[derive(Debug)]
+pub(super) struct WatchGuard {
+    worker: Rc<Worker>,
+    pub(super) watch: Rc<SendWatch>,
+    key: usize,
+}
+
+impl Drop for WatchGuard {
+    fn drop(&mut self) {
+        self.worker.sends.borrow_mut().remove(self.key);
+    }
+}
+
+/// Bytes that the network holds.
+#[derive(Debug)]
+pub(super) struct Pinned<'a> {
+    worker: &'a Worker,
+    bytes: u64,
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        self.worker.pinned_bytes.set(self.worker.pinned_bytes.get() - self.bytes);
+        if self.worker.pinning.get() > 0 {
+            self.worker.unpinned.notify_waiters();
+        }
+    }
+}
+
+struct Waiting<'a>(&'a Cell<usize>);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
