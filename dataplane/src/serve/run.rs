@@ -1,0 +1,473 @@
+//! From a configuration to a serving node, and to its orderly end.
+#![forbid(unsafe_code)]
+
+use std::future::pending;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use forebay_control_api::{
+    AcceleratorStatus, DriveStatus, MemoryStatus, NodeStatus, OriginSpec, PurgeReply, WorkerStatus,
+};
+use socket2::{Domain, Protocol, Socket as RawSocket, Type};
+use tokio::runtime::{Builder, LocalOptions};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::worker::{Order, Peer, Worker};
+use crate::admin::{self, DoorError, NodeDoor, Readiness};
+use crate::arena::{Arena, ArenaOptions};
+use crate::auth::Keys;
+use crate::config::{self, Config, EngineChoice, Limits};
+use crate::engine::portable::Portable;
+use crate::engine::{Engine, host, probe, uring};
+use crate::metrics::{EngineKind, Gauge, Metrics, Reserve};
+use crate::node::{Accelerator, Drives, Node};
+use crate::origin::{Credentials, Origin, OriginKind, OriginLimits, OriginTarget};
+use crate::policy::Policy;
+use crate::store::{DriveSpec, Store, StoreOptions, WriterEngine};
+use crate::table::Whereabouts;
+
+/// Connections that the kernel keeps for us while we are busy.
+const BACKLOG: i32 = 4096;
+/// How long a bind is repeated: the ring of a node that was killed holds its port for a moment.
+const BIND_PATIENCE: Duration = Duration::from_secs(5);
+const BIND_PAUSE: Duration = Duration::from_millis(50);
+/// Threads that read from drives where there is no io_uring, for each worker.
+const READERS: usize = 8;
+/// How much a house thread yields to the workers on a machine without a core for it.
+const HOUSE_NICE: i32 = 5;
+
+/// Serves until a signal or an order to drain, then finishes what was begun.
+///
+/// # Errors
+/// Anything that keeps the node from starting, with what to do about it.
+pub fn run(config: &Config) -> Result<()> {
+    let limits = Limits::derive(config)?;
+    config::raise_descriptor_limit().context("raising the limit of open files")?;
+    let engine = choose_engine(config.engine)?;
+    let arena = Arena::build(ArenaOptions {
+        bytes: limits.arena_bytes as usize,
+        reads_bytes: limits.reads_reserve_bytes as usize,
+        fills_bytes: limits.fills_reserve_bytes as usize,
+    })
+    .with_context(|| format!("taking {} of memory; give a smaller --memory", config.memory))?;
+    let registry = (engine == EngineKind::Uring).then(|| register(arena)).flatten();
+    let drives = open_drives(config, &limits, engine)?;
+    let metrics = Metrics::new();
+    metrics.set(Gauge::Engine(engine), 1);
+    let node = Node::new(
+        arena,
+        drives.clone().map_or(Drives::None, Drives::Store),
+        accelerators(config)?,
+        keys(config)?,
+        limits,
+        metrics,
+    );
+    let credentials = house_runtime()?.block_on(Credentials::discover()).context("origin credentials")?;
+    let listeners = bind(config)?;
+    let addresses: Vec<_> = listeners[0].iter().map(|(address, _)| *address).collect();
+
+    let started = Start { node: Arc::clone(&node), engine, registry: registry.as_ref().map(uring::Registry::as_raw_fd), credentials };
+    let (peers, workers) = start_workers(&started, config, listeners)?;
+    if config.cores.house.is_none() {
+        host::yield_to_workers(HOUSE_NICE);
+    }
+    grow_arena(arena, registry, peers.clone());
+
+    let state = Arc::new(Door {
+        node: Arc::clone(&node),
+        peers: peers.clone(),
+        cores: config.cores.workers.clone(),
+        addresses: addresses.clone(),
+        engine,
+        store: drives.clone(),
+        is_ready: AtomicBool::new(true),
+        drain: OnceLock::new(),
+        started: now(),
+    });
+    let result = house_runtime()?.block_on(keep_house(config, &node, &peers, &state, &addresses));
+    node.set_draining();
+    for peer in &peers {
+        // A worker that is gone has nothing to drain.
+        let _ = peer.orders.send(Order::Drain);
+    }
+    let until = now() + config.drain;
+    while node.connections() > 0 && now() < until {
+        thread::sleep(Duration::from_millis(10));
+    }
+    if node.connections() > 0 {
+        tracing::warn!(connections = node.connections(), "drain ended by its deadline");
+    }
+    if let Some(store) = drives {
+        store.close();
+    }
+    // The workers end with the process: their connections are done or out of time.
+    drop(workers);
+    tracing::info!("stopped");
+    result
+}
+
+/// The time of day has no part in this: deadlines of a process that is starting or ending.
+#[expect(clippy::disallowed_methods, reason = "outside the workers there is no other clock")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn choose_engine(choice: EngineChoice) -> Result<EngineKind> {
+    let report = probe::report();
+    match (choice, report.refusal()) {
+        (EngineChoice::Portable, _) => Ok(EngineKind::Portable),
+        (_, None) => Ok(EngineKind::Uring),
+        (EngineChoice::Uring, Some(refusal)) => {
+            bail!("--engine uring: {} is not granted here: {}", refusal.what, refusal.remark)
+        }
+        (EngineChoice::Auto, Some(refusal)) => {
+            tracing::warn!(
+                what = refusal.what,
+                why = %refusal.remark,
+                "io_uring is not granted here: serving with the portable engine, which costs more CPU a byte"
+            );
+            Ok(EngineKind::Portable)
+        }
+    }
+}
+
+fn register(arena: &'static Arena) -> Option<uring::Registry> {
+    match uring::Registry::build(arena) {
+        Ok(registry) => Some(registry),
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                "memory cannot be registered with the kernel: going on without; raise the memlock limit \
+                 (LimitMEMLOCK=infinity) or grant CAP_IPC_LOCK"
+            );
+            None
+        }
+    }
+}
+
+fn open_drives(config: &Config, limits: &Limits, engine: EngineKind) -> Result<Option<Arc<Store>>> {
+    if config.drives.is_empty() {
+        return Ok(None);
+    }
+    let specs: Vec<_> = config
+        .drives
+        .iter()
+        .map(|drive| DriveSpec { path: drive.path.clone(), size: drive.size.map(|size| size.bytes()) })
+        .collect();
+    for drive in config.drives.iter().filter(|drive| !drive.exists) {
+        println!("making {} of {} bytes", drive.path.display(), drive.bytes);
+    }
+    let options = StoreOptions {
+        engine: if engine == EngineKind::Uring { WriterEngine::Auto } else { WriterEngine::Portable },
+        queue_bytes: limits.writer_queue_bytes.max(u64::from(StoreOptions::default().body_bytes_max)),
+        ..StoreOptions::default()
+    };
+    let store = Store::open(&specs, options)?;
+    for note in store.notes() {
+        tracing::warn!("{note}");
+    }
+    Ok(Some(store))
+}
+
+fn accelerators(config: &Config) -> Result<Box<[Accelerator]>> {
+    let region = || std::env::var("AWS_REGION").or_else(|_| std::env::var("AWS_DEFAULT_REGION")).ok();
+    config
+        .accelerators
+        .iter()
+        .map(|spec| {
+            let kind = match &spec.origin {
+                OriginSpec::S3 { bucket } => OriginKind::S3 {
+                    bucket: bucket.to_string(),
+                    endpoint: spec.endpoint.as_deref().map(str::parse).transpose().context("endpoint")?,
+                    region: spec
+                        .region
+                        .as_deref()
+                        .map(str::to_owned)
+                        .or_else(region)
+                        .unwrap_or_else(|| "us-east-1".to_owned()),
+                },
+                http @ OriginSpec::Http { .. } => OriginKind::Http { base: http.to_string().parse().context("origin")? },
+            };
+            let extent_bytes = spec.extent_bytes() as u32;
+            Ok(Accelerator {
+                name: spec.name.as_str().into(),
+                target: OriginTarget { kind },
+                policy: Policy::new(spec)?,
+                grid: Accelerator::grid(extent_bytes),
+                extent_bytes,
+            })
+        })
+        .collect()
+}
+
+fn keys(config: &Config) -> Result<Keys> {
+    let mut keys = Keys::new(config.anonymous);
+    for key in &config.keys {
+        keys.add(&key.access_key, key.secret_key.reveal())?;
+    }
+    Ok(keys)
+}
+
+/// For each worker its own socket on every address: the kernel spreads connections over them.
+fn bind(config: &Config) -> Result<Vec<Vec<(SocketAddr, OwnedFd)>>> {
+    let mut addresses = config.listen.clone();
+    let mut all = Vec::new();
+    for _ in &config.cores.workers {
+        let mut sockets = Vec::new();
+        for address in &mut addresses {
+            let socket = bind_one(*address)
+                .with_context(|| format!("listening on {address}; is another program on that port?"))?;
+            // Port 0 means any, but the same for all workers.
+            *address = socket.local_addr()?.as_socket().context("an internet address")?;
+            sockets.push((*address, socket.into()));
+        }
+        all.push(sockets);
+    }
+    Ok(all)
+}
+
+fn bind_one(address: SocketAddr) -> io::Result<RawSocket> {
+    let socket = RawSocket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    if address.port() != 0 {
+        probe_port(address)?;
+    }
+    socket.set_reuse_port(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket)
+}
+
+/// Another process of the same user could share the port without a word and take half of the connections.
+fn probe_port(address: SocketAddr) -> io::Result<()> {
+    let until = now() + BIND_PATIENCE;
+    loop {
+        let probe = RawSocket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        probe.set_reuse_address(true)?;
+        match probe.bind(&address.into()) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && now() < until => thread::sleep(BIND_PAUSE),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+struct Start {
+    node: Arc<Node>,
+    engine: EngineKind,
+    registry: Option<RawFd>,
+    credentials: Credentials,
+}
+
+type Handles = Vec<thread::JoinHandle<()>>;
+
+fn start_workers(
+    start: &Start,
+    config: &Config,
+    listeners: Vec<Vec<(SocketAddr, OwnedFd)>>,
+) -> Result<(Box<[Peer]>, Handles)> {
+    let (peers, orders): (Vec<_>, Vec<_>) = config
+        .cores
+        .workers
+        .iter()
+        .map(|_| {
+            let (orders, received) = mpsc::unbounded_channel();
+            (Peer { load: Arc::new(AtomicUsize::new(0)), orders }, received)
+        })
+        .unzip();
+    let peers = peers.into_boxed_slice();
+    let (report, reports) = std::sync::mpsc::channel();
+    let mut handles = Vec::new();
+    let parts = config.cores.workers.iter().zip(listeners).zip(orders).enumerate();
+    for (index, ((core, listeners), orders)) in parts {
+        let setup = Setup {
+            node: Arc::clone(&start.node),
+            engine: start.engine,
+            registry: start.registry,
+            credentials: start.credentials.clone(),
+            limits: origin_limits(&start.node.limits, peers.len()),
+            peers: peers.clone(),
+            index,
+            core: *core,
+        };
+        let report = report.clone();
+        let handle = thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
+            core_affinity::set_for_current(core_affinity::CoreId { id: setup.core });
+            let runtime = Builder::new_current_thread()
+                .enable_all()
+                .max_blocking_threads(READERS)
+                .build_local(LocalOptions::default());
+            let served = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
+                runtime.block_on(setup.serve(listeners, orders, &report))
+            });
+            if let Err(error) = served {
+                // Nobody listens any more once all workers have started.
+                let _ = report.send(Err(error));
+            }
+        });
+        handles.push(handle.context("starting a worker")?);
+    }
+    drop(report);
+    for _ in &handles {
+        reports.recv().context("a worker ended while it started")??;
+    }
+    Ok((peers, handles))
+}
+
+struct Setup {
+    node: Arc<Node>,
+    engine: EngineKind,
+    registry: Option<RawFd>,
+    credentials: Credentials,
+    limits: OriginLimits,
+    peers: Box<[Peer]>,
+    index: usize,
+    core: usize,
+}
+
+impl Setup {
+    async fn serve(
+        self,
+        listeners: Vec<(SocketAddr, OwnedFd)>,
+        orders: mpsc::UnboundedReceiver<Order>,
+        report: &std::sync::mpsc::Sender<Result<()>>,
+    ) -> Result<()> {
+        let engine = match self.engine {
+            EngineKind::Uring => Engine::Uring(uring::Ring::start().context("starting a ring")?),
+            _ => Engine::Portable(Portable),
+        };
+        let origins = self
+            .node
+            .accelerators
+            .iter()
+            .map(|accelerator| Origin::open(&accelerator.target, &self.credentials, self.limits))
+            .collect::<Result<Box<[_]>, _>>()?;
+        if self.index == 0 {
+            for (origin, accelerator) in origins.iter().zip(&self.node.accelerators) {
+                tracing::info!(
+                    accelerator = &*accelerator.name,
+                    origin = origin.describe(),
+                    credentials = %origin.credential_source(),
+                    "accelerating"
+                );
+            }
+        }
+        let (arena, registry) = (self.node.arena, self.registry);
+        let worker = Worker::start(self.node, engine.clone(), origins, self.index, self.peers);
+        let register = move || {
+            if let (Engine::Uring(ring), Some(registry)) = (&engine, registry)
+                && let Err(error) = ring.register(arena, registry)
+            {
+                tracing::warn!(%error, "a worker goes on without registered memory");
+            }
+        };
+        register();
+        for (_, listener) in listeners {
+            let listener = worker.engine.adopt(listener)?;
+            tokio::task::spawn_local(Rc::clone(&worker).accept(listener));
+        }
+        // The receiver is gone only if the start has failed elsewhere.
+        let _ = report.send(Ok(()));
+        worker.obey(orders, register).await;
+        pending().await
+    }
+}
+
+fn origin_limits(limits: &Limits, workers: usize) -> OriginLimits {
+    let connections = (limits.origin_connections_max / workers as u32).max(1);
+    OriginLimits {
+        first_byte: limits.request_deadline,
+        idle: limits.request_deadline,
+        connections_max: connections,
+        idle_max: connections,
+        ..OriginLimits::default()
+    }
+}
+
+/// Brings the other chunks of a large arena while the node serves with its first.
+fn grow_arena(arena: &'static Arena, registry: Option<uring::Registry>, peers: Box<[Peer]>) {
+    let grow = move || {
+        loop {
+            match arena.join_chunk() {
+                Ok(Some(_)) => {
+                    if let Some(Err(error)) = registry.as_ref().map(|registry| registry.refresh(arena)) {
+                        tracing::warn!(%error, "a chunk of memory stays unregistered");
+                    }
+                    for peer in &peers {
+                        let _ = peer.orders.send(Order::Register);
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "the kernel gives no more memory: serving with what there is");
+                    break;
+                }
+            }
+        }
+        // The registry is what the workers' registrations were cloned from; it stays for those to come.
+        std::mem::forget(registry);
+    };
+    if let Err(error) = thread::Builder::new().name("memory".into()).spawn(grow) {
+        tracing::warn!(%error, "serving with the first chunk of memory only");
+    }
+}
+
+fn house_runtime() -> Result<tokio::runtime::Runtime> {
+    Builder::new_current_thread().enable_all().build().context("starting the house runtime")
+}
+
+/// Admin door and signals, until it is time to end.
+async fn keep_house(
+    config: &Config,
+    node: &Arc<Node>,
+    peers: &[Peer],
+    state: &Arc<Door>,
+    addresses: &[SocketAddr],
+) -> Result<()> {
+    let (told, mut drain) = mpsc::unbounded_channel();
+    let _ = state.drain.set(told);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let door = admin::open(config, Arc::clone(state) as Arc<dyn NodeDoor>)?;
+    let shown = Config { listen: addresses.to_vec(), admin: door.address(), ..config.clone() };
+    println!("{}", config::banner(&shown));
+    let why = tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+        _ = drain.recv() => "an order at the admin door",
+    };
+    tracing::info!(why, connections = node.connections(), "draining");
+    state.is_ready.store(false, Ordering::Release);
+    node.set_draining();
+    for peer in peers {
+        let _ = peer.orders.send(Order::Drain);
+    }
+    let until = tokio::time::Instant::now() + config.drain;
+    while node.connections() > 0 && tokio::time::Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    drop(door);
+    Ok(())
+}
+
+/// The node as its side door sees it.
+struct Door {
+    node: Arc<Node>,
+    peers: Box<[Peer]>,
+    cores: Vec<usize>,
+    addresses: Vec<SocketAddr>,
+    engine: EngineKind,
+    store: Option<Arc<Store>>,
+    is_ready: AtomicBool,
+    drain: OnceLock<mpsc::UnboundedSender<()>>,
+    started: Instant,
+}
