@@ -104,11 +104,6 @@ labels! {
     Where as "where" { Ram = "ram", Drive = "drive", }
     /// Why a write to a drive was not taken.
     WriteRefusal as "reason" { QueueFull = "queue_full", NoDrive = "no_drive", Failed = "failed", Closed = "closed", }
-    /// Size of a buffer (lease), rounded up.
-    LeaseClass as "class" {
-        UpTo64KiB = "64KiB", UpTo128KiB = "128KiB", UpTo256KiB = "256KiB", UpTo512KiB = "512KiB",
-        UpTo1MiB = "1MiB", UpTo2MiB = "2MiB",
-    }
     /// What memory is held for.
     Reserve as "reserve" { Reads = "reads", Fills = "fills", Ram = "ram", }
     /// Why a connection ended.
@@ -189,8 +184,8 @@ table! {
     Gauge
     Connections = "forebay_serve_connections",
         "Client connections now open.";
-    Leases { class: LeaseClass } = "forebay_arena_leases",
-        "Buffers (leases) now held, by size rounded up.";
+    PagesFree = "forebay_arena_pages_free",
+        "Pages of 2 MiB that nothing holds.";
     ReserveBytes { reserve: Reserve } = "forebay_arena_reserve_bytes",
         "Memory set aside for each use, in bytes.";
     ReserveUsedBytes { reserve: Reserve } = "forebay_arena_reserve_used_bytes",
@@ -209,20 +204,6 @@ impl StatusClass {
             300..=399 => Self::Redirect,
             400..=499 => Self::Caller,
             _ => Self::Ours,
-        }
-    }
-}
-
-impl LeaseClass {
-    /// The smallest class that `bytes` fit into; everything above 1 MiB is in the last.
-    pub const fn of(bytes: usize) -> Self {
-        match bytes.div_ceil(64 << 10) {
-            0..=1 => Self::UpTo64KiB,
-            2 => Self::UpTo128KiB,
-            3..=4 => Self::UpTo256KiB,
-            5..=8 => Self::UpTo512KiB,
-            9..=16 => Self::UpTo1MiB,
-            _ => Self::UpTo2MiB,
         }
     }
 }
@@ -574,12 +555,6 @@ mod tests {
 
     #[test]
     fn classes_hold_what_they_say() {
-        assert_eq!(LeaseClass::of(1), LeaseClass::UpTo64KiB);
-        assert_eq!(LeaseClass::of(64 << 10), LeaseClass::UpTo64KiB);
-        assert_eq!(LeaseClass::of((64 << 10) + 1), LeaseClass::UpTo128KiB);
-        assert_eq!(LeaseClass::of(100_000), LeaseClass::UpTo128KiB);
-        assert_eq!(LeaseClass::of(1 << 20), LeaseClass::UpTo1MiB);
-        assert_eq!(LeaseClass::of(2 << 20), LeaseClass::UpTo2MiB);
         assert_eq!(StatusClass::of(206), StatusClass::Success);
         assert_eq!(StatusClass::of(304), StatusClass::Redirect);
         assert_eq!(StatusClass::of(416), StatusClass::Caller);

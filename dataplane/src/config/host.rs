@@ -7,7 +7,7 @@
 use std::io::{self, Seek, SeekFrom};
 use std::path::Path;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit};
 
 use super::ConfigError;
 use super::value::{CoreChoice, core_list};
@@ -79,6 +79,22 @@ impl HostFacts {
     }
 }
 
+impl CoreMap {
+    /// Puts the calling thread where house threads belong: pinned to their core, or niced where they share one with
+    /// workers. A refusal of the kernel costs speed, not correctness, and is not an error.
+    pub fn settle_house_thread(&self) {
+        match self.house {
+            Some(id) => {
+                core_affinity::set_for_current(core_affinity::CoreId { id });
+            }
+            // On Linux this is the calling thread alone.
+            None => drop(setpriority_process(None, HOUSE_NICENESS)),
+        }
+    }
+}
+
+const HOUSE_NICENESS: i32 = 10;
+
 /// Raises this process's limit of file descriptors to its hard limit and returns it.
 ///
 /// # Errors
@@ -141,6 +157,25 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("[0, 5]") && text.contains("2-4,9"), "{text}");
         assert!(matches!(host(&[], 1).core_map(&CoreChoice::Auto), Err(ConfigError::NoCores)));
+    }
+
+    #[test]
+    fn house_threads_are_pinned_or_niced() {
+        let settled = |map: CoreMap| {
+            let thread = std::thread::spawn(move || {
+                map.settle_house_thread();
+                let cores = core_affinity::get_core_ids().unwrap_or_default();
+                (cores.len(), rustix::process::getpriority_process(None).expect("a niceness"))
+            });
+            thread.join().expect("joined")
+        };
+        let here = rustix::process::getpriority_process(None).expect("a niceness");
+        let cores = HostFacts::probe().cores_allowed;
+        assert_eq!(settled(CoreMap { workers: vec![cores[0]], house: Some(cores[0]) }), (1, here));
+        assert_eq!(
+            settled(CoreMap { workers: vec![cores[0]], house: None }),
+            (cores.len(), HOUSE_NICENESS.max(here))
+        );
     }
 
     #[test]

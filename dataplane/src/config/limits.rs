@@ -9,6 +9,7 @@ use std::time::Duration;
 use forebay_control_api::ByteSize;
 
 use super::{Config, ConfigError};
+use crate::arena;
 
 /// The bounds of one node. Counts and bytes are for the whole node unless the name says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,10 +58,10 @@ pub struct Limits {
     pub drain: Duration,
 }
 
-/// The unit of the arena.
-const PAGE_BYTES: u64 = 2 << 20;
-/// The largest extent that one buffer holds: a buffer is a piece of one page.
-pub const EXTENT_BYTES_HELD_MAX: u64 = PAGE_BYTES;
+/// The largest extent that one buffer holds, bytes.
+pub const EXTENT_BYTES_HELD_MAX: u64 = arena::LEASE_BYTES_MAX as u64;
+
+const PAGE_BYTES: u64 = arena::PAGE_BYTES as u64;
 
 /// Buffers of each kind that a worker must be able to hold: fewer, and two large requests wait for each other.
 const LEASES_PER_WORKER_MIN: u64 = 4;
