@@ -312,6 +312,11 @@ impl Arena {
         self.wake();
     }
 
+    /// Whether somebody waits for memory to come back.
+    pub fn is_awaited(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
     /// How the memory is used now.
     pub fn status(&self) -> ArenaStatus {
         let state = self.lock();

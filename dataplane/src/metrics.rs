@@ -170,8 +170,8 @@ table! {
         "Bytes written to drives.";
     EvictedPages = "forebay_arena_pages_evicted_total",
         "Pages of 2 MiB that the RAM tier gave up.";
-    EvictedExtents { place: Where } = "forebay_table_extents_evicted_total",
-        "Pieces forgotten to make room, by where they lay.";
+    EvictedObjects = "forebay_table_objects_evicted_total",
+        "Objects forgotten because of objects_max or metadata_bytes_max.";
     RingEnters = "forebay_engine_ring_enters_total",
         "System calls made for the rings.";
     RingOverflows = "forebay_engine_ring_overflows_total",
@@ -186,6 +186,12 @@ table! {
         "Client connections now open.";
     PagesFree = "forebay_arena_pages_free",
         "Pages of 2 MiB that nothing holds.";
+    Objects = "forebay_table_objects",
+        "Objects now known.";
+    Extents = "forebay_table_extents",
+        "Pieces (extents) now in memory or on a drive.";
+    MetadataBytes = "forebay_table_metadata_bytes",
+        "Memory now held for objects, their headers, pieces and sums.";
     ReserveBytes { reserve: Reserve } = "forebay_arena_reserve_bytes",
         "Memory set aside for each use, in bytes.";
     ReserveUsedBytes { reserve: Reserve } = "forebay_arena_reserve_used_bytes",
@@ -231,6 +237,12 @@ impl WorkerCounters {
         cell.store(cell.load(Ordering::Relaxed).wrapping_add(change), Ordering::Relaxed);
     }
 
+    /// Takes over a total that is counted elsewhere.
+    #[inline]
+    pub fn set(&self, counter: Counter, total: u64) {
+        self.cells.counters[counter.cell()].store(total, Ordering::Relaxed);
+    }
+
     /// What this writer alone has counted.
     pub fn counted(&self, counter: Counter) -> u64 {
         self.cells.counters[counter.cell()].load(Ordering::Relaxed)
@@ -267,6 +279,11 @@ impl Metrics {
     /// Adds `n` to a counter from any thread, with a locked instruction: for cold paths only.
     pub fn bump(&self, counter: Counter, n: u64) {
         self.shared.counters[counter.cell()].fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Takes over a total that is counted elsewhere, for the node as a whole.
+    pub fn set_total(&self, counter: Counter, total: u64) {
+        self.shared.counters[counter.cell()].store(total, Ordering::Relaxed);
     }
 
     /// Sets a gauge that the node has one of. Parts that workers adjusted are added to it.

@@ -34,6 +34,11 @@ impl Policy {
         Ok(Self { rules, freshness: spec.freshness.unwrap_or_default() })
     }
 
+    /// What holds where no rule speaks.
+    pub fn freshness(&self) -> Freshness {
+        self.freshness
+    }
+
     /// The first match per field.
     pub fn decide(&self, key: &[u8]) -> Decision {
         let (mut freshness, mut cache) = (None, None);

@@ -449,6 +449,26 @@ impl ObjectEntry {
         state.whereabouts()
     }
 
+    /// As [`ObjectEntry::locate`], without counting as a use.
+    pub fn peek(&self, extent: u32) -> Whereabouts {
+        match lock(&self.extents).get(&extent) {
+            Some(Extent { ram: Some(lease), .. }) => Whereabouts::Ram(lease.clone()),
+            Some(Extent { slot: Some(slot), sums: Some(sums), .. }) => Whereabouts::Drive(*slot, sums.clone(), false),
+            Some(Extent { fill: Some(fill), .. }) => Whereabouts::Filling(Arc::clone(fill)),
+            _ => Whereabouts::Absent,
+        }
+    }
+
+    /// Extents that are kept, in whatever tier, and their bytes.
+    pub fn kept(&self) -> (u64, u64) {
+        let extents = lock(&self.extents);
+        let kept = extents.iter().filter(|(_, state)| state.sums.is_some());
+        kept.fold((0, 0), |(count, bytes), (extent, _)| {
+            let range = self.grid.extent_range(*extent, self.facts.size);
+            (count + 1, bytes + range.map_or(0, crate::range::ByteRange::len))
+        })
+    }
+
     /// As [`ObjectEntry::locate`], but an absent extent gets a new fill, which the caller must bring to an end.
     ///
     /// # Errors

@@ -30,10 +30,8 @@ pub struct NodeStatus {
     pub drives: Vec<DriveStatus>,
     /// Objects known.
     pub objects: u64,
-    /// Pieces (extents) in memory.
-    pub extents_ram: u64,
-    /// Pieces (extents) on drives.
-    pub extents_drive: u64,
+    /// Pieces (extents) that are in memory or on a drive.
+    pub extents: u64,
     /// Client connections now open.
     pub connections: u64,
 }
@@ -103,7 +101,7 @@ pub struct PurgeRequest {
 pub struct PurgeReply {
     /// Whether the object was known.
     pub found: bool,
-    /// Pieces (extents) dropped from memory and drives.
+    /// Pieces (extents) that are in memory or on a drive.
     pub extents: u64,
     /// Bytes of those pieces.
     pub bytes: u64,

@@ -104,7 +104,12 @@ impl Outgoing {
 
     /// Bytes that still have to leave.
     pub fn len(&self) -> usize {
-        self.header.len() - self.sent + self.body.iter().map(Slice::len).sum::<usize>()
+        self.header.len() - self.sent + self.body_len()
+    }
+
+    /// Bytes of slices that still have to leave.
+    pub fn body_len(&self) -> usize {
+        self.body.iter().map(Slice::len).sum()
     }
 
     /// Whether all has left.
@@ -255,7 +260,7 @@ impl Engine {
     }
 
     /// Sends header and slices in one operation. A count short of all means that `watch` was interrupted or
-    /// the connection broke half-way; the caller consumes what left and decides.
+    /// the connection broke half-way: the caller consumes what left; if it broke, the next send says so.
     ///
     /// # Errors
     /// As sendmsg(2), if not one byte has left.

@@ -29,7 +29,8 @@ impl Portable {
         let socket = Socket::from(fd);
         socket.set_nonblocking(true)?;
         let interest = Interest::READABLE | Interest::WRITABLE;
-        AsyncFd::with_interest(socket, interest).map(PortableSocket)
+        // SAFETY: the socket owns its descriptor and is never replaced or closed while it is registered.
+        unsafe { AsyncFd::register_with_interest(socket, interest) }.map(PortableSocket).map_err(Into::into)
     }
 
     pub(super) async fn read_at(
@@ -81,13 +82,13 @@ impl PortableSocket {
     ) -> (io::Result<usize>, Outgoing) {
         let mut sent = 0;
         loop {
-            let vectors = outgoing.io_slices();
-            if vectors.is_empty() {
+            if outgoing.is_empty() {
                 return (Ok(sent), outgoing);
             }
-            let message = MsgHdr::new().with_buffers(&vectors);
-            let result = self.0.get_ref().sendmsg(&message, libc::MSG_NOSIGNAL);
-            drop(vectors);
+            let result = {
+                let vectors = outgoing.io_slices();
+                self.0.get_ref().sendmsg(&MsgHdr::new().with_buffers(&vectors), libc::MSG_NOSIGNAL)
+            };
             match result {
                 Ok(count) => {
                     outgoing.consume(count);

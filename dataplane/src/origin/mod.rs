@@ -75,6 +75,23 @@ pub enum OriginKind {
     },
 }
 
+impl OriginTarget {
+    /// Whether requests to it are signed.
+    pub fn is_signed(&self) -> bool {
+        matches!(self.kind, OriginKind::S3 { .. })
+    }
+}
+
+impl fmt::Display for OriginKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::S3 { bucket, endpoint: None, region } => write!(f, "s3://{bucket} ({region})"),
+            Self::S3 { bucket, endpoint: Some(endpoint), .. } => write!(f, "s3://{bucket} at {endpoint}"),
+            Self::Http { base } => write!(f, "{base}"),
+        }
+    }
+}
+
 /// Bounds on what one worker may do to one origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OriginLimits {

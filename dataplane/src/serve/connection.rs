@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 use std::future::{Future, poll_fn};
-use std::io;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
@@ -155,6 +154,7 @@ impl Connection {
         let request_id = self.worker.request_id();
         let date = self.worker.date();
         let reply = Reply::error(error.status(), "InvalidRequest", &error.to_string(), b"", &request_id);
+        let outcome = reply.outcome();
         let Payload::Own(body) = reply.payload else { unreachable!("errors have a body of ours") };
         let mut head = ResponseHead::new(reply.status, &date);
         head.content_type = reply.content_type;
@@ -165,7 +165,7 @@ impl Connection {
         bytes.clear();
         head.write(&mut bytes);
         bytes.extend_from_slice(&body);
-        self.count(&reply.outcome(), reply.status);
+        self.count(&outcome, reply.status);
         self.send(Outgoing::header(bytes)).await?;
         Err(Ended(CloseReason::BadRequest))
     }
@@ -246,13 +246,12 @@ impl Connection {
         let watch = &self.guard.watch;
         watch.begin(self.worker.tick());
         let (sent, mut outgoing) = self.worker.engine.send(&self.socket, outgoing, watch).await;
-        let interrupted = watch.end();
+        watch.end();
         match sent {
             Ok(sent) => {
                 self.worker.counters.bump(Counter::SentBytes, sent as u64);
                 outgoing.consume(sent);
-                // Short without having been asked to stop: the peer is gone.
-                if outgoing.is_empty() || interrupted { Ok(outgoing) } else { Err(Ended(CloseReason::SendFailed)) }
+                Ok(outgoing)
             }
             Err(_) => Err(Ended(CloseReason::SendFailed)),
         }
@@ -387,10 +386,4 @@ async fn both<T>(
         }
     })
     .await
-}
-
-impl From<io::Error> for Ended {
-    fn from(_: io::Error) -> Self {
-        Self(CloseReason::Receive)
-    }
 }

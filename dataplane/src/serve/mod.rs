@@ -6,6 +6,7 @@
 
 mod body;
 mod connection;
+mod door;
 mod forward;
 mod reply;
 mod request;

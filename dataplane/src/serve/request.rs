@@ -17,7 +17,7 @@ use super::Worker;
 use super::reply::{Payload, Reply};
 use super::stream::{ObjectStream, StreamFailure};
 use crate::auth;
-use crate::dialect::s3::Address;
+use crate::dialect::s3::{Address, AddressError, bucket_of};
 use crate::http1::{CacheOutcome, ContentRange, Method, RequestHead};
 use crate::metrics::{Counter, Limit};
 use crate::object::Verdict;
@@ -65,34 +65,43 @@ pub(crate) fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Ro
         Route::Reply(Reply::error(status, code, message, head.path(), request_id))
     };
     if let Err(denied) = auth::verify(head, &worker.node.keys, worker.wall_time()) {
-        return refuse(denied.status(), denied.code(), &denied.message());
+        return refuse(denied.code.status(), denied.code.as_str(), &denied.message);
     }
     if let Method::Other(name) = &head.method {
         return refuse(405, "MethodNotAllowed", &format!("the method {name} is not one of S3's"));
     }
-    let address = match Address::parse(head.path()) {
-        Ok(Some(address)) => address,
-        Ok(None) => {
-            let names: Vec<_> = worker.node.accelerators.iter().map(|known| &*known.name).collect();
-            let message = format!("name a bucket in the path; this node accelerates: {}", names.join(", "));
-            return refuse(400, "InvalidRequest", &message);
-        }
-        Err(error) => return refuse(400, "InvalidURI", &error.to_string()),
+    let refuse_address = |error: AddressError| refuse(error.code().status(), error.code().as_str(), &error.to_string());
+    let (bucket, key) = match Address::parse(head.path()) {
+        Ok(Some(address)) => (address.bucket, address.key),
+        Ok(None) => match bucket_of(head.path()) {
+            Ok(Some(bucket)) => (bucket, Box::default()),
+            Ok(None) => {
+                let names: Vec<_> = worker.node.accelerators.iter().map(|known| &*known.name).collect();
+                let message = format!("name a bucket in the path; this node accelerates: {}", names.join(", "));
+                return refuse(400, "InvalidRequest", &message);
+            }
+            Err(error) => return refuse_address(error),
+        },
+        Err(error) => return refuse_address(error),
     };
-    let Some((accelerator, _)) = worker.node.accelerator(&address.bucket) else {
-        let message = format!(
-            "this node has no accelerator named {}; start it with --accelerator {}=ORIGIN",
-            address.bucket, address.bucket
-        );
+    let Some((accelerator, _)) = worker.node.accelerator(&bucket) else {
+        let message =
+            format!("this node has no accelerator named {bucket}; start it with --accelerator {bucket}=ORIGIN");
         return refuse(404, "NoSuchBucket", &message);
     };
     let is_read = matches!(head.method, Method::Get | Method::Head);
-    if is_read && !address.key.is_empty() && !is_special(head) {
-        return Route::Read(ReadTarget { accelerator, key: address.key });
+    if is_read && !key.is_empty() && !is_special(head) {
+        return Route::Read(ReadTarget { accelerator, key });
     }
-    let path = address.rest(head.path()).into();
-    let key = (!address.key.is_empty()).then_some(address.key);
+    let path = behind_bucket(head.path()).into();
+    let key = (!key.is_empty()).then_some(key);
     Route::Forward(ForwardTarget { accelerator, key, writes: !is_read && head.method != Method::Options, path })
+}
+
+/// The raw path behind the bucket: empty, or with its slash. The name of a bucket has no slash, encoded or not.
+pub(super) fn behind_bucket(path: &[u8]) -> &[u8] {
+    let slash = path.iter().skip(1).position(|byte| *byte == b'/');
+    slash.map_or(&[], |slash| &path[slash + 1..])
 }
 
 /// Whether a read asks for something else than the bytes of the object as it is.

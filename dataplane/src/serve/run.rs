@@ -4,45 +4,43 @@
 use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use forebay_control_api::{
-    AcceleratorStatus, DriveStatus, MemoryStatus, NodeStatus, OriginSpec, PurgeReply, WorkerStatus,
-};
+use forebay_control_api::OriginSpec;
 use socket2::{Domain, Protocol, Socket as RawSocket, Type};
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use super::door::Door;
 use super::worker::{Order, Peer, Worker};
-use crate::admin::{self, DoorError, NodeDoor, Readiness};
+use crate::admin::{AdminDoor, NodeDoor};
 use crate::arena::{Arena, ArenaOptions};
 use crate::auth::Keys;
 use crate::config::{self, Config, EngineChoice, Limits};
 use crate::engine::portable::Portable;
-use crate::engine::{Engine, host, probe, uring};
-use crate::metrics::{EngineKind, Gauge, Metrics, Reserve};
+use crate::engine::{Engine, probe, uring};
+use crate::metrics::{EngineKind, Gauge, Metrics};
 use crate::node::{Accelerator, Drives, Node};
 use crate::origin::{Credentials, Origin, OriginKind, OriginLimits, OriginTarget};
 use crate::policy::Policy;
 use crate::store::{DriveSpec, Store, StoreOptions, WriterEngine};
-use crate::table::Whereabouts;
 
 /// Connections that the kernel keeps for us while we are busy.
 const BACKLOG: i32 = 4096;
 /// How long a bind is repeated: the ring of a node that was killed holds its port for a moment.
 const BIND_PATIENCE: Duration = Duration::from_secs(5);
 const BIND_PAUSE: Duration = Duration::from_millis(50);
+/// Between two looks at who is still being served.
+const DRAIN_PAUSE: Duration = Duration::from_millis(10);
 /// Threads that read from drives where there is no io_uring, for each worker.
 const READERS: usize = 8;
-/// How much a house thread yields to the workers on a machine without a core for it.
-const HOUSE_NICE: i32 = 5;
 
 /// Serves until a signal or an order to drain, then finishes what was begun.
 ///
@@ -70,48 +68,49 @@ pub fn run(config: &Config) -> Result<()> {
         limits,
         metrics,
     );
-    let credentials = house_runtime()?.block_on(Credentials::discover()).context("origin credentials")?;
+    let credentials = if node.accelerators.iter().any(|accelerator| accelerator.target.is_signed()) {
+        house_runtime()?.block_on(Credentials::discover()).context("origin credentials")?
+    } else {
+        Credentials::anonymous()
+    };
+    let admin = AdminDoor::bind(&config.admin, config.admin_token.clone())?;
     let listeners = bind(config)?;
     let addresses: Vec<_> = listeners[0].iter().map(|(address, _)| *address).collect();
+    let shown = Config { listen: addresses.clone(), admin: admin.address()?, ..config.clone() };
 
-    let started = Start { node: Arc::clone(&node), engine, registry: registry.as_ref().map(uring::Registry::as_raw_fd), credentials };
-    let (peers, workers) = start_workers(&started, config, listeners)?;
-    if config.cores.house.is_none() {
-        host::yield_to_workers(HOUSE_NICE);
-    }
+    let is_registered = registry.is_some();
+    let start = Start {
+        node: Arc::clone(&node),
+        engine,
+        registry: registry.as_ref().map(uring::Registry::as_raw_fd),
+        credentials,
+    };
+    let (peers, _workers) = start_workers(&start, config, listeners)?;
     grow_arena(arena, registry, peers.clone());
-
-    let state = Arc::new(Door {
+    let (drain, drained) = mpsc::unbounded_channel();
+    let door: Arc<dyn NodeDoor> = Arc::new(Door {
         node: Arc::clone(&node),
         peers: peers.clone(),
         cores: config.cores.workers.clone(),
-        addresses: addresses.clone(),
+        addresses,
         engine,
+        is_registered,
         store: drives.clone(),
-        is_ready: AtomicBool::new(true),
-        drain: OnceLock::new(),
+        drain,
         started: now(),
     });
-    let result = house_runtime()?.block_on(keep_house(config, &node, &peers, &state, &addresses));
-    node.set_draining();
-    for peer in &peers {
-        // A worker that is gone has nothing to drain.
-        let _ = peer.orders.send(Order::Drain);
-    }
-    let until = now() + config.drain;
-    while node.connections() > 0 && now() < until {
-        thread::sleep(Duration::from_millis(10));
-    }
-    if node.connections() > 0 {
-        tracing::warn!(connections = node.connections(), "drain ended by its deadline");
-    }
+    // Only now: threads inherit where they are pinned and how nice they are.
+    config.cores.settle_house_thread();
+    let door = admin.spawn(door, &config.cores)?;
+    println!("{}", config::banner(&shown));
+    house_runtime()?.block_on(keep_house(config, &node, &peers, drained))?;
+    door.stop();
     if let Some(store) = drives {
         store.close();
     }
     // The workers end with the process: their connections are done or out of time.
-    drop(workers);
     tracing::info!("stopped");
-    result
+    Ok(())
 }
 
 /// The time of day has no part in this: deadlines of a process that is starting or ending.
@@ -425,49 +424,32 @@ fn house_runtime() -> Result<tokio::runtime::Runtime> {
     Builder::new_current_thread().enable_all().build().context("starting the house runtime")
 }
 
-/// Admin door and signals, until it is time to end.
+/// Waits for the end, then for those who are still being served.
 async fn keep_house(
     config: &Config,
-    node: &Arc<Node>,
+    node: &Node,
     peers: &[Peer],
-    state: &Arc<Door>,
-    addresses: &[SocketAddr],
+    mut drain: mpsc::UnboundedReceiver<()>,
 ) -> Result<()> {
-    let (told, mut drain) = mpsc::unbounded_channel();
-    let _ = state.drain.set(told);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let door = admin::open(config, Arc::clone(state) as Arc<dyn NodeDoor>)?;
-    let shown = Config { listen: addresses.to_vec(), admin: door.address(), ..config.clone() };
-    println!("{}", config::banner(&shown));
     let why = tokio::select! {
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
         _ = drain.recv() => "an order at the admin door",
     };
     tracing::info!(why, connections = node.connections(), "draining");
-    state.is_ready.store(false, Ordering::Release);
     node.set_draining();
     for peer in peers {
+        // A worker that is gone has nothing to drain.
         let _ = peer.orders.send(Order::Drain);
     }
-    let until = tokio::time::Instant::now() + config.drain;
-    while node.connections() > 0 && tokio::time::Instant::now() < until {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+    let until = now() + config.drain;
+    while node.connections() > 0 && now() < until {
+        tokio::time::sleep(DRAIN_PAUSE).await;
     }
-    drop(door);
+    if node.connections() > 0 {
+        tracing::warn!(connections = node.connections(), "drain ended by its deadline");
+    }
     Ok(())
-}
-
-/// The node as its side door sees it.
-struct Door {
-    node: Arc<Node>,
-    peers: Box<[Peer]>,
-    cores: Vec<usize>,
-    addresses: Vec<SocketAddr>,
-    engine: EngineKind,
-    store: Option<Arc<Store>>,
-    is_ready: AtomicBool,
-    drain: OnceLock<mpsc::UnboundedSender<()>>,
-    started: Instant,
 }

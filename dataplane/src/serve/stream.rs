@@ -7,7 +7,6 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::timeout;
 
@@ -71,6 +70,16 @@ impl ObjectStream {
 
     pub(crate) fn range(&self) -> ByteRange {
         self.range
+    }
+
+    /// First byte that has not been sliced.
+    pub(crate) fn position(&self) -> u64 {
+        self.cursor
+    }
+
+    /// Largest slice there can be, bytes.
+    pub(crate) fn extent_bytes(&self) -> usize {
+        self.entry.grid.extent_bytes() as usize
     }
 
     /// Goes back (or forth) to a byte of the range: what was sliced behind it has not left.
@@ -242,9 +251,4 @@ impl ObjectStream {
             drop(claim.start(&self.worker, &self.entry, None));
         }
     }
-}
-
-/// How long a stream may wait for the next byte before the head is sent.
-pub(crate) fn first_byte_deadline(worker: &Worker) -> Duration {
-    worker.node.limits.request_deadline
 }

@@ -285,6 +285,12 @@ struct Lane {
     taken_bytes: AtomicU64,
 }
 
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("status", &self.status()).finish_non_exhaustive()
+    }
+}
+
 impl Store {
     /// Opens the drives, making files where a spec names a new path with a size, and starts a writer for each.
     /// No drives make a store that refuses every body.

@@ -13,6 +13,7 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::pin::Pin;
+use std::ptr::NonNull;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker, ready};
 
@@ -98,7 +99,8 @@ impl Ring {
             operations: RefCell::default(),
             uring: RefCell::new(uring),
             backlog: RefCell::default(),
-            eventfd: AsyncFd::with_interest(eventfd, Interest::READABLE)?,
+            // SAFETY: the descriptor is owned by the registration and closed with it.
+            eventfd: unsafe { AsyncFd::register_with_interest(eventfd, Interest::READABLE)? },
             unflushed: Cell::new(false),
             task: RefCell::new(None),
             fixed: RefCell::default(),
@@ -108,12 +110,12 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Registers the chunks of `arena` that are not registered yet, cloning them from `registry` (another
-    /// ring that has them) where the kernel can: cloned buffers are not charged to the memlock limit again.
+    /// Registers the chunks of `arena` that are not registered yet, cloning them from the [`Registry`] with
+    /// descriptor `registry` where the kernel can: cloned buffers are not charged to the memlock limit again.
     ///
     /// # Errors
     /// The kernel refuses to pin the memory; the ring goes on with ordinary reads.
-    pub fn register(&self, arena: &Arena, registry: Option<RawFd>) -> io::Result<()> {
+    pub fn register(&self, arena: &Arena, registry: RawFd) -> io::Result<()> {
         let uring = self.uring.borrow();
         let mut fixed = self.fixed.borrow_mut();
         if fixed.is_empty() {
@@ -124,24 +126,14 @@ impl Ring {
             if fixed[index] {
                 continue;
             }
-            let cloned = registry.is_some_and(|registry| {
-                let index = index as u32;
-                let replace = CloneBuffersFlags::DST_REPLACE;
-                uring.submitter().register_buffers_clone_offset(registry, index, index, 1, replace).is_ok()
-            });
-            if !cloned {
-                let vector = libc::iovec { iov_base: base.as_ptr().cast(), iov_len: bytes };
-                // SAFETY: the arena is never unmapped, so the registered range outlives every ring.
-                unsafe { uring.submitter().register_buffers_update(index as u32, &[vector], None)? };
+            let place = index as u32;
+            let replace = CloneBuffersFlags::DST_REPLACE;
+            if uring.submitter().register_buffers_clone_offset(registry, place, place, 1, replace).is_err() {
+                register_chunk(&uring, place, base, bytes)?;
             }
             fixed[index] = true;
         }
         Ok(())
-    }
-
-    /// Descriptor of the ring, for [`Ring::register`] of another one.
-    pub fn as_raw_fd(&self) -> RawFd {
-        self.uring.borrow().as_raw_fd()
     }
 
     /// What it has counted.
@@ -232,7 +224,7 @@ impl Ring {
     }
 
     pub(super) async fn writable(self: &Rc<Self>, socket: &RingSocket) -> io::Result<()> {
-        let poll = opcode::PollAdd::new(Fd(socket.fd), (libc::POLLOUT | libc::POLLRDHUP) as u32).build();
+        let poll = opcode::PollAdd::new(Fd(socket.fd), libc::POLLOUT as u32).build();
         let (result, _) = self.submit(Held::Poll, |_| poll).await;
         let events = count(result)? as i16;
         if events & (libc::POLLERR | libc::POLLHUP) != 0 {
@@ -402,6 +394,56 @@ impl std::fmt::Debug for Ring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Ring({:?})", self.counts())
     }
+}
+
+/// A ring that submits nothing: it holds the registration of the arena that the workers' rings clone. It must
+/// not be a single-issuer ring, whose buffers no other thread may clone.
+pub struct Registry {
+    uring: IoUring,
+    registered: Cell<usize>,
+}
+
+impl Registry {
+    /// Registers the chunks that have joined.
+    ///
+    /// # Errors
+    /// The kernel refuses to pin the memory: the memlock limit, most likely.
+    pub fn build(arena: &Arena) -> io::Result<Self> {
+        let uring = IoUring::new(1)?;
+        uring.submitter().register_buffers_sparse(arena.chunks_max() as u32)?;
+        let registry = Self { uring, registered: Cell::new(0) };
+        registry.refresh(arena)?;
+        Ok(registry)
+    }
+
+    /// Registers the chunks that have joined since.
+    ///
+    /// # Errors
+    /// As [`Registry::build`].
+    pub fn refresh(&self, arena: &Arena) -> io::Result<()> {
+        for (index, (base, bytes)) in arena.chunks().enumerate().skip(self.registered.get()) {
+            register_chunk(&self.uring, index as u32, base, bytes)?;
+            self.registered.set(index + 1);
+        }
+        Ok(())
+    }
+
+    /// Its descriptor, for [`Ring::register`].
+    pub fn as_raw_fd(&self) -> RawFd {
+        self.uring.as_raw_fd()
+    }
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Registry({} chunks)", self.registered.get())
+    }
+}
+
+fn register_chunk(uring: &IoUring, index: u32, base: NonNull<u8>, bytes: usize) -> io::Result<()> {
+    let vector = libc::iovec { iov_base: base.as_ptr().cast(), iov_len: bytes };
+    // SAFETY: chunks of the arena are never unmapped, so the registered range outlives every ring.
+    unsafe { uring.submitter().register_buffers_update(index, &[vector], None) }
 }
 
 /// A ring as a worker wants it; used by the probe as well.
