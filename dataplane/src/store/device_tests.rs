@@ -113,7 +113,7 @@ fn a_mounted_device_is_refused_even_by_force_and_named() {
         assert!(matches!(wipe(&drive.device), Err(FormatError::InUse { .. })));
         assert_eq!(inspect(&drive.device).unwrap().usage, Some(at));
         let error = Drive::open_or_create(&spec(&drive.device, None), None).unwrap_err();
-        assert!(matches!(error, DriveError::Busy { .. }), "{error}");
+        assert!(matches!(error, DriveError::InUse { usage: Usage::Mounted(_), .. }), "{error}");
     }
     let error = format(&drive.options(false)).unwrap_err();
     assert!(error.to_string().contains("ext4"), "{error}");
