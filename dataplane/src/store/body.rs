@@ -135,7 +135,7 @@ impl Progress {
     pub(super) fn took(&mut self, result: io::Result<usize>) -> Next {
         let written = match result {
             Ok(written) => written,
-            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => 0,
+            Err(error) if is_passing(&error) => 0,
             Err(error) => return Next::Failed(error),
         };
         assert!(written <= self.length - self.from, "the kernel wrote more than it was given");
@@ -160,6 +160,11 @@ impl Progress {
         }
         Next::From(self.from)
     }
+}
+
+/// Errors that say "not now" rather than "no". Some kernels cancel an operation when a signal comes.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED))
 }
 
 /// Zeroed memory that begins at a multiple of 4,096: superblocks, heads of drives, test bodies.
@@ -212,7 +217,7 @@ mod tests {
     use super::*;
 
     fn interrupted() -> io::Error {
-        io::ErrorKind::Interrupted.into()
+        io::Error::from_raw_os_error(libc::EINTR)
     }
 
     #[test]

@@ -20,6 +20,7 @@ use super::body::AlignedBytes;
 use super::format::{self, FormatError};
 use super::segment::{Geometry, UNIT_BYTES};
 use super::superblock::{self, COPY_OFFSETS, Identity, SUPERBLOCK_BYTES, Superblock, SuperblockError};
+use super::usage::{self, Usage};
 use super::{signature, sys};
 
 /// A drive as the operator names it.
@@ -129,8 +130,16 @@ pub enum DriveError {
         #[source]
         source: io::Error,
     },
-    /// A block device that is mounted or belongs to another driver or process.
-    #[error("drive {path} is mounted or otherwise in use: give the node a device of its own")]
+    /// A block device that is mounted, or that another device is built on.
+    #[error("drive {path} is {usage}")]
+    InUse {
+        /// The device.
+        path: PathBuf,
+        /// By whom.
+        usage: Usage,
+    },
+    /// A block device that somebody has for himself: another node, or a mount that cannot be seen from here.
+    #[error("drive {path} is in use by another process or mount: each node needs devices of its own")]
     Busy {
         /// The device.
         path: PathBuf,
@@ -247,10 +256,16 @@ impl Drive {
             return Err(DriveError::Empty { path });
         }
 
-        let (file, refused) = open(&path, is_device).map_err(|source| match source.raw_os_error() {
-            Some(libc::EBUSY) => DriveError::Busy { path: path.clone() },
-            _ => DriveError::Io { doing: "opening", path: path.clone(), source },
-        })?;
+        if is_device && let Some(usage) = usage::of(&path, &metadata) {
+            return Err(DriveError::InUse { path, usage });
+        }
+        let opened = patiently(|| match open(&path, is_device) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => None,
+            opened => Some(opened),
+        });
+        let Some(opened) = opened else { return Err(DriveError::Busy { path }) };
+        let (file, refused) =
+            opened.map_err(|source| DriveError::Io { doing: "opening", path: path.clone(), source })?;
         if let Some(reason) = &refused {
             notes.push(DriveNote::Buffered { path: path.clone(), reason: reason.clone() });
         }
@@ -334,22 +349,35 @@ impl Drive {
 // most so many of 2^32, so that a million of them are needed to use up a drive.
 const SEQUENCES_RESERVED: u32 = 4096;
 
-// A killed node's ring is torn down by the kernel a little after the process is gone, and holds the file until then.
-const LOCK_TRIES: u32 = 40;
-const LOCK_PAUSE: Duration = Duration::from_millis(50);
+// A ring is torn down by the kernel a little after its process is gone, or its runtime dropped, and holds the drive
+// until then.
+const PATIENCE_TRIES: u32 = 40;
+const PATIENCE_PAUSE: Duration = Duration::from_millis(50);
 
-/// Takes the lock that keeps other Forebay processes away, waiting up to two seconds for it.
-pub(super) fn lock(file: &File, path: &Path) -> Result<(), DriveError> {
-    for _ in 0..LOCK_TRIES {
-        match file.try_lock() {
-            Ok(()) => return Ok(()),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
-            Err(TryLockError::Error(source)) => {
-                return Err(DriveError::Io { doing: "locking", path: path.to_owned(), source });
-            }
+/// Asks again and again, for two seconds, for what an earlier holder may be about to let go.
+pub(super) fn patiently<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+    for _ in 0..PATIENCE_TRIES {
+        let answer = ask();
+        if answer.is_some() {
+            return answer;
         }
+        std::thread::sleep(PATIENCE_PAUSE);
     }
-    Err(DriveError::Locked { path: path.to_owned() })
+    None
+}
+
+/// Takes the lock that keeps other Forebay processes away.
+pub(super) fn lock(file: &File, path: &Path) -> Result<(), DriveError> {
+    let answer = patiently(|| match file.try_lock() {
+        Ok(()) => Some(Ok(())),
+        Err(TryLockError::WouldBlock) => None,
+        Err(TryLockError::Error(source)) => Some(Err(source)),
+    });
+    match answer {
+        Some(Ok(())) => Ok(()),
+        Some(Err(source)) => Err(DriveError::Io { doing: "locking", path: path.to_owned(), source }),
+        None => Err(DriveError::Locked { path: path.to_owned() }),
+    }
 }
 
 /// Bytes of an open file or block device.

@@ -379,11 +379,14 @@ impl Held {
             return Err(FormatError::InUse { path: path.to_owned(), usage });
         }
         let exclusive = if is_device { libc::O_EXCL } else { 0 };
-        let file = OpenOptions::new().read(true).write(true).custom_flags(exclusive).open(path);
-        let file = file.map_err(|source| match source.raw_os_error() {
-            Some(libc::EBUSY) => FormatError::Busy { path: path.to_owned() },
-            _ => FormatError::Io { doing: "opening", path: path.to_owned(), source },
-        })?;
+        let opened = drive::patiently(|| {
+            match OpenOptions::new().read(true).write(true).custom_flags(exclusive).open(path) {
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => None,
+                opened => Some(opened),
+            }
+        });
+        let file = opened.ok_or_else(|| FormatError::Busy { path: path.to_owned() })?;
+        let file = file.map_err(io_error("opening", path))?;
         lock(&file, path)?;
         let bytes = drive::bytes_of(&file, is_device).map_err(io_error("measuring", path))?;
         Ok(Some(Self { path: path.to_owned(), file, bytes, is_device }))

@@ -60,6 +60,9 @@ pub struct Slot {
     pub sequence: u32,
 }
 
+// Every extent on a drive has one in memory.
+const _: () = assert!(size_of::<Slot>() == 16);
+
 /// Where to read a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -194,8 +197,8 @@ pub enum Refused {
     /// The store is closing.
     #[error("the store is closed")]
     Closed,
-    /// The body is larger than a segment.
-    #[error("the body is larger than a segment")]
+    /// The body is larger than a segment, or than the whole queue.
+    #[error("the body is larger than a segment or than the whole queue")]
     TooLarge,
     /// The body has no bytes.
     #[error("the body is empty")]
@@ -232,7 +235,7 @@ pub struct StoreStatus {
     pub refused_queue_full: u64,
     /// Bodies refused because every drive was dead.
     pub refused_drive_dead: u64,
-    /// Bodies refused because they were larger than a segment, or empty.
+    /// Bodies refused because no queue or segment could take them, or because they were empty.
     pub refused_unfit: u64,
 }
 
@@ -503,5 +506,7 @@ fn check_segments(
     Err(StoreError::SegmentsTooSmall { path: path.to_owned(), segment_bytes, body_bytes_max, capacity_min })
 }
 
+#[cfg(test)]
+mod device_tests;
 #[cfg(test)]
 mod tests;

@@ -9,16 +9,16 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-fn spec(path: &Path, size: impl Into<Option<u64>>) -> DriveSpec {
+pub(super) fn spec(path: &Path, size: impl Into<Option<u64>>) -> DriveSpec {
     DriveSpec { path: path.to_owned(), size: size.into() }
 }
 
-fn options(engine: WriterEngine) -> StoreOptions {
+pub(super) fn options(engine: WriterEngine) -> StoreOptions {
     StoreOptions { engine, body_bytes_max: MIB as u32, queue_bytes: 8 * MIB, ..StoreOptions::default() }
 }
 
 /// A body whose every word tells which body it is and where in it.
-fn body(number: u64, bytes: usize) -> AlignedBytes {
+pub(super) fn body(number: u64, bytes: usize) -> AlignedBytes {
     let mut body = AlignedBytes::zeroed(bytes);
     for (at, word) in (0_u64..).zip(body.chunks_exact_mut(8)) {
         word.copy_from_slice(&(number << 32 | at).to_le_bytes());
@@ -31,9 +31,9 @@ fn length(number: u64) -> usize {
     4096 * (1 + (number * 97 % 256) as usize)
 }
 
-type Answer = (u64, Result<Slot, WriteError>);
+pub(super) type Answer = (u64, Result<Slot, WriteError>);
 
-fn teller(number: u64, answers: &mpsc::Sender<Answer>) -> WriteDone {
+pub(super) fn teller(number: u64, answers: &mpsc::Sender<Answer>) -> WriteDone {
     let answers = answers.clone();
     Box::new(move |result| answers.send((number, result)).unwrap())
 }
@@ -65,7 +65,7 @@ fn put_many(store: &Store, numbers: std::ops::Range<u64>) -> Vec<(u64, Slot)> {
 }
 
 /// Reads as a worker does: place, read, and ask again.
-fn read(store: &Store, slot: Slot, bytes: usize) -> Option<AlignedBytes> {
+pub(super) fn read(store: &Store, slot: Slot, bytes: usize) -> Option<AlignedBytes> {
     let place = store.place(slot)?;
     let drive = store.lanes[usize::from(slot.drive)].writer.drive();
     assert_eq!(place.fd, drive.file().as_raw_fd());
@@ -217,6 +217,14 @@ fn what_no_segment_can_hold_is_refused() {
     assert_eq!(store.offer(body(0, 2 << 20), never()), Err(Refused::TooLarge));
     assert_eq!(store.offer(AlignedBytes::zeroed(0), never()), Err(Refused::Empty));
     assert_eq!(store.status().refused_unfit, 2);
+    drop(store);
+    let narrow = StoreOptions { body_bytes_max: 4096, queue_bytes: 8192, ..options(WriterEngine::Auto) };
+    let store = Store::open(&[spec(&path, None)], narrow).unwrap();
+    assert_eq!(
+        store.offer(body(0, 12_288), never()),
+        Err(Refused::TooLarge),
+        "no queue would ever have room"
+    );
 }
 
 #[test]
@@ -297,6 +305,21 @@ fn sequences_go_on_where_more_had_to_be_reserved() {
     sequences.sort_unstable();
     assert_eq!(sequences, [end - 2, end - 1, end, end + 1]);
     assert!(lane.writer.drive().superblock().sequence_floor > end + 1);
+}
+
+#[test]
+fn where_the_kernel_refuses_a_ring_the_portable_writer_does_the_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("drive");
+    // More entries than the kernel gives to a ring.
+    let refused = |engine| StoreOptions { depth: 40_000, ..options(engine) };
+    let error = Store::open(&[spec(&path, 16 * MIB)], refused(WriterEngine::Uring)).err().unwrap();
+    assert!(error.to_string().contains("--engine auto"), "{error}");
+    let store = Store::open(&[spec(&path, None)], refused(WriterEngine::Auto)).unwrap();
+    assert!(!store.status().drives[0].is_uring);
+    for (number, slot) in put_many(&store, 0..5) {
+        assert!(read(&store, slot, length(number)).unwrap()[..] == body(number, length(number))[..]);
+    }
 }
 
 #[test]
@@ -392,7 +415,9 @@ fn a_drive_that_keeps_failing_is_given_up_and_says_so() {
 fn drives_are_filled_at_the_same_pace_and_a_dead_one_is_passed_over() {
     let folder = tempfile::tempdir().unwrap();
     let specs = [spec(&folder.path().join("small"), 16 * MIB), spec(&folder.path().join("large"), 48 * MIB)];
-    let store = Store::open(&specs, options(WriterEngine::Auto)).unwrap();
+    // Room for all of them: a drive whose queue is full is passed over, however little it has taken.
+    let roomy = StoreOptions { queue_bytes: 256 * MIB, ..options(WriterEngine::Auto) };
+    let store = Store::open(&specs, roomy).unwrap();
     let nodes: Vec<Identity> = store.lanes.iter().map(|lane| lane.writer.drive().superblock().node).collect();
     assert_eq!(nodes[0], nodes[1], "drives made together belong to one node");
     for (number, slot) in put_many(&store, 0..120) {

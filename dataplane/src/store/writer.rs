@@ -178,7 +178,7 @@ impl Writer {
             Some(Refused::DriveDead)
         } else if bytes == 0 {
             Some(Refused::Empty)
-        } else if bytes > u64::from(self.shared.drive.geometry().segment_bytes()) {
+        } else if bytes > self.body_bytes_max() {
             Some(Refused::TooLarge)
         } else {
             None
@@ -197,6 +197,11 @@ impl Writer {
             let mut job = error.into_inner();
             (refused, job.body, job.done.0.take().expect("not told yet"))
         })
+    }
+
+    /// The largest body that this writer can ever take.
+    fn body_bytes_max(&self) -> u64 {
+        u64::from(self.shared.drive.geometry().segment_bytes()).min(self.shared.limits.queue_bytes)
     }
 
     pub(super) fn counts(&self) -> &Counts {
