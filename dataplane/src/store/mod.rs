@@ -21,7 +21,7 @@ mod drive;
 pub mod format;
 mod segment;
 mod signature;
-mod superblock;
+pub mod superblock;
 #[expect(unsafe_code, reason = "four system calls")]
 mod sys;
 mod usage;
