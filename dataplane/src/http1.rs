@@ -228,7 +228,7 @@ impl RequestHead {
 
     /// All header fields in order, names as sent.
     pub fn headers(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        self.fields.iter().map(|field| (ascii(field.name.of(&self.bytes)), field.value.of(&self.bytes)))
+        self.fields.iter().map(|field| self.name_and_value(*field))
     }
 
     /// The fields that are meant for whoever answers in the end: without those of this connection, those
@@ -239,7 +239,14 @@ impl RequestHead {
 
     /// The conditions of the request.
     pub fn conditions(&self) -> Conditions {
-        Conditions::from_fields(self.headers())
+        // Their names all begin with an i; hardly any other does.
+        let candidates =
+            self.fields.iter().filter(|field| matches!(field.name.of(&self.bytes)[0], b'i' | b'I'));
+        Conditions::from_fields(candidates.map(|field| self.name_and_value(*field)))
+    }
+
+    fn name_and_value(&self, field: Field) -> (&str, &[u8]) {
+        (ascii(field.name.of(&self.bytes)), field.value.of(&self.bytes))
     }
 
     fn names_in_connection(&self, name: &str) -> bool {
