@@ -1,1 +1,285 @@
-fn main() {}
+//! The front door: commands to modules, outcomes to exit codes.
+//!
+//! Exit codes: 0 sound, 1 errors, 2 usage, 3 a wrong byte, 4 the run proves nothing.
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+use forebay_bench::client::plain::OriginDoor;
+use forebay_bench::client::signing::KeySigner;
+use forebay_bench::client::{Target, Verify};
+use forebay_bench::demo::{DemoArgs, demo, timestamp, write_json};
+use forebay_bench::environment::Environment;
+use forebay_bench::origin::answer::Origin;
+use forebay_bench::origin::catalog::Dataset;
+use forebay_bench::origin::model::{Class, Profile};
+use forebay_bench::origin::server::Server;
+use forebay_bench::own_data::{TryArgs, try_own_data};
+use forebay_bench::report::{Run, text};
+use forebay_bench::run::{CacheState, Setup, run};
+use forebay_bench::stop;
+use forebay_bench::units::{Scale, parse_duration, parse_size};
+use forebay_bench::workloads::{Changes, Row, Workload};
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// The honest stopwatch of Forebay: an origin emulator, the document's workloads, a demo, and your own data.
+///
+/// Exit codes: 0 sound; 1 I/O or HTTP errors; 2 usage; 3 a byte failed verification; 4 the run proves nothing
+/// (not warm, client-bound, emulator late).
+#[derive(Parser)]
+#[command(version, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve an emulated S3 store with generated content and written-down delays
+    Origin(OriginArgs),
+    /// "Bulk data operations": many objects of 100 KiB, three at once
+    Bulk(WorkloadArgs),
+    /// "Measuring response latency during downloads": one object of 10 MiB, again and again
+    Download(WorkloadArgs),
+    /// Both workloads in the document's order, one report
+    All(RunArgs),
+    /// Emulator and node on this machine, both tables, in about two minutes
+    Demo(DemoArgs),
+    /// Your own objects: direct, cold and warm through a node, compared
+    Try(TryArgs),
+}
+
+/// Any signature is accepted, and none: this is a store for measuring and testing, not for keeping secrets.
+///
+/// Objects are declared, not stored: `--dataset`, or `PUT /_emu/datasets` with a JSON list of bucket, prefix,
+/// count, size (bytes), and optionally class (hot, cold) and version. They are named prefix + eight digits.
+/// Bodies of PUTs are kept in memory, 64 MiB in all. `GET /_emu/stats`, `POST /_emu/stats/reset` and
+/// `GET`/`PUT /_emu/profile` show and change the rest.
+#[derive(clap::Args)]
+struct OriginArgs {
+    /// Where to listen; port 0 takes a free one
+    #[arg(long, value_name = "ADDR")]
+    listen: SocketAddr,
+    /// Delays: tos-intranet-v1 (fitted to the document's intranet column) or raw (none)
+    #[arg(long, default_value = "tos-intranet-v1")]
+    profile: String,
+    /// Of all draws: the same seed, keys and order give the same delays
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Declare objects: BUCKET/PREFIX,count=N,size=SIZE[,class=cold][,version=N]
+    #[arg(long, value_name = "SPEC", value_parser = parse_dataset)]
+    dataset: Vec<Dataset>,
+    /// Run on this core
+    #[arg(long, value_name = "CORE")]
+    cpu: Option<usize>,
+    #[arg(long, hide = true)]
+    exit_with_parent: bool,
+}
+
+#[derive(clap::Args)]
+struct WorkloadArgs {
+    #[command(flatten)]
+    run: RunArgs,
+    /// Distinct objects [bulk: as many as requests; download: 1]
+    #[arg(long, value_name = "N")]
+    objects: Option<u64>,
+    /// Requests in a block [by --scale]
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// Bytes of each object [bulk: 100KiB; download: 10MiB]
+    #[arg(long, value_parser = parse_size)]
+    size: Option<u64>,
+    /// Requests under way at once [bulk: 3; download: 1]
+    #[arg(long, value_name = "N")]
+    concurrency: Option<usize>,
+}
+
+#[derive(clap::Args)]
+struct RunArgs {
+    /// The store itself: http://host:port/bucket
+    #[arg(long, value_name = "URL")]
+    direct: String,
+    /// The accelerator: http://host:port/bucket
+    #[arg(long, value_name = "URL")]
+    accel: String,
+    /// The emulator's own door, http://host:port: objects are declared and counters read there. Without it the
+    /// origin is taken for a real store that already has the objects, with the pattern in them.
+    #[arg(long, value_name = "URL")]
+    origin_admin: Option<String>,
+    /// How much of the document's amount: small, full, or a factor. Never changes speed or concurrency.
+    #[arg(long, default_value = "small")]
+    scale: Scale,
+    /// Pairs of blocks, A B B A; an interval needs 5
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// What is checked of each answer
+    #[arg(long, value_enum, default_value = "full")]
+    verify: Verify,
+    /// Whether the accelerator is warmed first and must then not ask the origin
+    #[arg(long, value_enum, default_value = "warm")]
+    cache: CacheState,
+    /// Sign requests (v4) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, outside the clock
+    #[arg(long, default_value = "none", value_parser = ["none", "v4"])]
+    sign: String,
+    /// Region that signatures name
+    #[arg(long, default_value = "us-east-1")]
+    region: String,
+    /// The longest a request may take
+    #[arg(long, default_value = "30s", value_parser = parse_duration)]
+    timeout: Duration,
+    /// Of the bootstrap
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Run the client on this core
+    #[arg(long, value_name = "CORE")]
+    cpu: Option<usize>,
+    /// Write the result as JSON; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// No progress on standard error
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match cli.command {
+        Command::Origin(args) => origin(&args),
+        Command::Bulk(args) => measure(&args.run, &[Row::Bulk], changes(&args)),
+        Command::Download(args) => measure(&args.run, &[Row::Download], changes(&args)),
+        Command::All(args) => measure(&args, &[Row::Bulk, Row::Download], Changes::default()),
+        Command::Demo(args) => stop::on_signals().and_then(|stop| demo(&args, stop, argv())),
+        Command::Try(args) => stop::on_signals().and_then(|stop| try_own_data(&args, stop)),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("forebay-bench: {error:#}");
+            ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
+        }
+    }
+}
+
+fn origin(args: &OriginArgs) -> Result<u8> {
+    if args.exit_with_parent {
+        let signal = Some(rustix::process::Signal::TERM);
+        rustix::process::set_parent_process_death_signal(signal)
+            .context("tying this process to its parent")?;
+    }
+    pin(args.cpu)?;
+    let mut origin = Origin::new(Profile::named(&args.profile).map_err(usage)?, args.seed);
+    for dataset in &args.dataset {
+        origin.declare(dataset.clone()).map_err(usage)?;
+    }
+    let stop = stop::on_signals()?;
+    let server =
+        Server::bind(args.listen, origin).with_context(|| format!("listening on {}", args.listen))?;
+    let mut out = std::io::stdout();
+    // Read by who started us on port 0; nobody need be reading.
+    let _ = writeln!(out, "http://{}", server.local_addr()?).and_then(|()| out.flush());
+    server.run(stop).context("serving")?;
+    Ok(0)
+}
+
+fn measure(args: &RunArgs, rows: &[Row], changes: Changes) -> Result<u8> {
+    let workloads = rows.iter().map(|row| Workload::new(*row, args.scale, changes));
+    let workloads = workloads.collect::<Result<Vec<_>, _>>().map_err(usage)?;
+    let setup = Setup {
+        direct: Target::parse(&args.direct).map_err(usage)?,
+        accel: Target::parse(&args.accel).map_err(usage)?,
+        door: args.origin_admin.as_deref().map(OriginDoor::parse).transpose().map_err(usage)?,
+        rounds: args.rounds,
+        verify: args.verify,
+        cache: args.cache,
+        signer: if args.sign == "v4" { Some(KeySigner::from_env(&args.region)?) } else { None },
+        timeout: args.timeout,
+        stop: stop::on_signals()?,
+        progress: !args.quiet,
+    };
+    pin(args.cpu)?;
+    let started = timestamp();
+    let environment = Environment::look();
+    let mut outcomes = Vec::new();
+    for workload in workloads {
+        let outcome = run(&setup, workload)?;
+        let failed = outcome.verify_failures() + outcome.errors() > 0;
+        outcomes.push(outcome);
+        if failed {
+            break;
+        }
+    }
+    let report = Run {
+        argv: argv(),
+        started,
+        finished: timestamp(),
+        seed: args.seed,
+        environment,
+        client_core: args.cpu,
+        direct_url: args.direct.clone(),
+        accel_url: args.accel.clone(),
+        outcomes,
+    };
+    if let Some(path) = &args.json {
+        write_json(path, &report)?;
+    }
+    if args.json.as_deref().is_none_or(|path| path.as_os_str() != "-") {
+        print!("{}", text::render(&report));
+    }
+    Ok(report.exit_code())
+}
+
+fn changes(args: &WorkloadArgs) -> Changes {
+    Changes { objects: args.objects, count: args.count, size: args.size, concurrency: args.concurrency }
+}
+
+fn argv() -> Vec<String> {
+    std::env::args().collect()
+}
+
+fn pin(core: Option<usize>) -> Result<()> {
+    let Some(id) = core else { return Ok(()) };
+    let cores = core_affinity::get_core_ids().unwrap_or_default();
+    if !cores.iter().any(|one| one.id == id) || !core_affinity::set_for_current(core_affinity::CoreId { id })
+    {
+        let allowed: Vec<String> = cores.iter().map(|one| one.id.to_string()).collect();
+        return Err(usage(format!("--cpu {id}: this process may use cores {}", allowed.join(", "))));
+    }
+    Ok(())
+}
+
+fn parse_dataset(text: &str) -> Result<Dataset> {
+    let mut parts = text.split(',');
+    let Some((bucket, prefix)) = parts.next().and_then(|name| name.split_once('/')) else {
+        bail!("`{text}` does not begin with BUCKET/PREFIX");
+    };
+    let mut dataset = Dataset {
+        bucket: bucket.to_owned(),
+        prefix: prefix.to_owned(),
+        count: 0,
+        size: 0,
+        class: Class::Hot,
+        version: 1,
+    };
+    for part in parts {
+        match part.split_once('=') {
+            Some(("count", value)) => dataset.count = value.parse().context("count")?,
+            Some(("size", value)) => dataset.size = parse_size(value).map_err(anyhow::Error::msg)?,
+            Some(("version", value)) => dataset.version = value.parse().context("version")?,
+            Some(("class", "hot")) => dataset.class = Class::Hot,
+            Some(("class", "cold")) => dataset.class = Class::Cold,
+            _ => bail!("`{part}` is none of count=N, size=SIZE, class=hot|cold, version=N"),
+        }
+    }
+    Ok(dataset)
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Usage(String);
+
+fn usage(sentence: String) -> anyhow::Error {
+    Usage(sentence).into()
+}
