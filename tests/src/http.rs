@@ -4,6 +4,11 @@
 //! on the wire is an error that the test sees. Requests can be sent as raw bytes, since half of the behaviours
 //! are about requests that no library would let out.
 
+#![expect(
+    clippy::missing_errors_doc,
+    reason = "every error is the socket's own, or an answer that is no HTTP"
+)]
+
 use crate::wait::PATIENCE;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -68,10 +73,10 @@ impl Connection {
     ) -> io::Result<()> {
         let mut head = format!("{method} {target} HTTP/1.1\r\nHost: {}\r\n", self.stream.peer_addr()?);
         for (name, value) in headers {
-            head.push_str(&format!("{name}: {value}\r\n"));
+            head.extend([name, ": ", value, "\r\n"]);
         }
         if let Some(body) = body {
-            head.push_str(&format!("Content-Length: {}\r\n", body.len()));
+            head.extend(["Content-Length: ", &body.len().to_string(), "\r\n"]);
         }
         head.push_str("\r\n");
         let mut bytes = head.into_bytes();

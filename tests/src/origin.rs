@@ -1,6 +1,6 @@
 //! A plain HTTP origin that misbehaves on order.
 //!
-//! Left alone it is a correct origin: ranges, strong ETags, conditions, PUT and DELETE, and it counts what it
+//! Left alone it is a correct origin: ranges, strong `ETags`, conditions, PUT and DELETE, and it counts what it
 //! is asked. [`Origin::fault`] makes the next answers for one key wrong in one way, the ways that real stores
 //! and the proxies in front of them have been wrong in. It speaks through hyper on a thread of its own, so the
 //! bytes on the wire, the truncated ones too, are what a node meets in the world.
@@ -37,9 +37,9 @@ pub enum Fault {
     NoContentRange,
     /// Status 200 over the asked range, Content-Range and all.
     RangeUnder200,
-    /// No ETag in the answer.
+    /// No `ETag` in the answer.
     NoETag,
-    /// A weak ETag in the answer.
+    /// A weak `ETag` in the answer.
     WeakETag,
     /// This status with an S3-like XML error body.
     Status(u16),
@@ -122,7 +122,7 @@ impl Origin {
         format!("http://{}", self.address)
     }
 
-    /// Stores a version of `key` (no leading slash) and returns its ETag, quotes included.
+    /// Stores a version of `key` (no leading slash) and returns its `ETag`, quotes included.
     pub fn put(&self, key: &str, body: impl Into<Bytes>) -> String {
         self.shared.put(key, body.into())
     }

@@ -1,7 +1,7 @@
 //! A real S3 server: s3s, which checks every signature, over the directory store of s3s-fs.
 //!
 //! What s3s-fs leaves out and every S3 has is added in front of it: conditions on reads (`If-Match` and
-//! `If-None-Match` against the ETag that the server itself answered with) and counters of what was asked.
+//! `If-None-Match` against the `ETag` that the server itself answered with) and counters of what was asked.
 //! The signature is checked first; a refused request never reaches the conditions.
 
 use crate::origin::{Counters, Counts};
@@ -13,6 +13,7 @@ use s3s::service::{S3Service, S3ServiceBuilder};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// The server, not yet listening.
 #[derive(Clone)]
@@ -69,21 +70,34 @@ impl S3Origin {
             let etag =
                 response.headers().get(header::ETAG).and_then(|value| value.to_str().ok()).map(str::to_owned);
             if let Some(status) = etag.and_then(|etag| verdict(&conditions, &etag)) {
-                *response.status_mut() = status;
-                *response.body_mut() = s3s::Body::empty();
-                for name in [header::CONTENT_LENGTH, header::CONTENT_RANGE] {
-                    response.headers_mut().remove(name);
-                }
+                response = instead(status, response.headers());
             }
         }
         self.counts.answered(&method, response.status());
-        if method == Method::GET
-            && let Some(length) = hyper::body::Body::size_hint(response.body()).exact()
-        {
-            self.counts.body_bytes.fetch_add(length, std::sync::atomic::Ordering::Relaxed);
+        let length = response.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+        if let (Method::GET, Some(length)) = (method, length.and_then(|value| value.parse().ok())) {
+            self.counts.body_bytes.fetch_add(length, Ordering::Relaxed);
         }
         Ok(response)
     }
+}
+
+/// The 304 or 412 in place of an answer with `headers`: only what S3 repeats there is kept.
+fn instead(status: StatusCode, headers: &http::HeaderMap) -> Response<s3s::Body> {
+    let body = if status == StatusCode::PRECONDITION_FAILED {
+        let text = "At least one of the preconditions you specified did not hold.";
+        format!("<Error><Code>PreconditionFailed</Code><Message>{text}</Message></Error>").into()
+    } else {
+        s3s::Body::empty()
+    };
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    for name in [header::ETAG, header::LAST_MODIFIED] {
+        if let Some(value) = headers.get(&name) {
+            response.headers_mut().insert(name, value.clone());
+        }
+    }
+    response
 }
 
 /// The status that `[If-Match, If-None-Match]` turn an answer with `etag` into, if any (RFC 9110, 13.2.2).

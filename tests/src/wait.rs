@@ -5,7 +5,7 @@ use tokio::time::Instant;
 
 /// How long a test waits for something that must happen. Generous, because it is never the measure of
 /// anything: a healthy node answers in milliseconds, and a loaded machine must not fail a test.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Asks `question` again and again until it answers `Some`; panics with `what` when [`PATIENCE`] ends.
 #[track_caller]
