@@ -87,7 +87,9 @@ impl Connection {
     /// Receives one answer to a request of `method` (a HEAD has no body whatever its length says).
     ///
     /// # Errors
-    /// `UnexpectedEof` when the peer closes before the answer is complete; `InvalidData` when it is no HTTP.
+    /// `NotConnected` when the connection ends before the first byte of an answer, as a server that closes an idle
+    /// connection may do; `UnexpectedEof` when it ends before the answer is complete; `InvalidData` when that is
+    /// no HTTP.
     pub fn receive(&mut self, method: &str) -> io::Result<Response> {
         let (status, headers) = loop {
             let head = self.receive_head()?;

@@ -39,7 +39,9 @@ fn the_herd_is_served_when_its_first_client_leaves(engine: Engine) {
     drop(first);
     std::thread::scope(|scope| {
         let herd = scope.spawn(|| herd(&node, CLIENTS - 1));
-        wait::until("the herd's requests to arrive", || (origin.counts().gets > 0).then_some(()));
+        wait::until("the herd to be connected", || {
+            (node.metric("forebay_serve_connections") >= (CLIENTS - 1) as f64).then_some(())
+        });
         origin.resume();
         herd.join().expect("a herd that is served");
     });

@@ -57,9 +57,9 @@ fn ttl_sees_a_change_when_it_has_passed(engine: Engine) {
         let response = http::get(node.data(), "/data/object");
         let is_new = response.header("etag") == Some(&new);
         if is_new {
-            must_be(&response, 2, &new)
+            must_be(&response, 2, &new);
         } else {
-            must_be(&response, 1, &etag)
+            must_be(&response, 1, &etag);
         }
         is_new.then_some(())
     });
