@@ -94,7 +94,7 @@ def one_engine(tally, engine, origin, kept, body):
         told = refused(tally, f"{engine} no signature is refused",
                        lambda: node.client().get_object(Bucket=BUCKET, Key=fresh), "AccessDenied")
         tally.check(f"{engine} and the refusal says what to do", told is not None and len(told[2]) > 20, str(told))
-        refused(tally, f"{engine} yesterday's signature is refused",
+        refused(tally, f"{engine} an old signature is refused",
                 lambda: an_hour_ago(lambda: client.get_object(Bucket=BUCKET, Key=fresh)), "RequestTimeTooSkewed")
         tally.check(f"{engine} what is refused never reaches the origin", origin.counts() == asked,
                     f"{asked} {origin.counts()}")

@@ -221,19 +221,19 @@ impl Node {
 
     /// The sum over all label sets of the metric `name`; 0 if the node does not show it.
     #[track_caller]
-    pub fn metric(&self, name: &str) -> f64 {
+    pub fn metric(&self, name: &str) -> u64 {
         self.metric_where(name, "")
     }
 
     /// The sum of the metric `name` over the label sets whose text contains `label`, e.g. `tier="ram"`.
     #[track_caller]
-    pub fn metric_where(&self, name: &str, label: &str) -> f64 {
+    pub fn metric_where(&self, name: &str, label: &str) -> u64 {
         let text = http::get(self.admin, "/metrics").text();
         text.lines()
             .filter(|line| !line.starts_with('#'))
             .filter_map(|line| line.rsplit_once(' '))
             .filter(|(series, _)| series.split('{').next() == Some(name) && series.contains(label))
-            .filter_map(|(_, value)| value.parse::<f64>().ok())
+            .map(|(_, value)| value.parse::<f64>().expect("a number after the series") as u64)
             .sum()
     }
 

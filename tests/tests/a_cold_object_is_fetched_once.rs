@@ -40,7 +40,7 @@ fn the_herd_is_served_when_its_first_client_leaves(engine: Engine) {
     std::thread::scope(|scope| {
         let herd = scope.spawn(|| herd(&node, CLIENTS - 1));
         wait::until("the herd to be connected", || {
-            (node.metric("forebay_serve_connections") >= (CLIENTS - 1) as f64).then_some(())
+            (node.metric("forebay_serve_connections") >= CLIENTS as u64 - 1).then_some(())
         });
         origin.resume();
         herd.join().expect("a herd that is served");

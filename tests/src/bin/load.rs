@@ -110,13 +110,10 @@ async fn run(options: Options) -> anyhow::Result<serde_json::Value> {
         tokio::time::sleep(Duration::from_secs_f64(options.seconds)).await;
         load.stop.set(true);
     }
-    let mut seconds = start.elapsed().as_secs_f64();
     for task in tasks {
         task.await?;
     }
-    if options.order == Order::Once || options.requests.is_some() {
-        seconds = start.elapsed().as_secs_f64();
-    }
+    let seconds = start.elapsed().as_secs_f64();
     let mut sorted = load.latencies_us.borrow().clone();
     sorted.sort_unstable();
     let percentile =
@@ -155,7 +152,7 @@ async fn requests(load: &Load) -> anyhow::Result<()> {
         let sent = Instant::now();
         stream.write_all(request.as_bytes()).await.context("sending")?;
         let length = answer(load, &mut stream).await.with_context(|| format!("object {object}"))?;
-        if measured && !load.stop.get() {
+        if measured {
             load.requests.set(load.requests.get() + 1);
             load.bytes.set(load.bytes.get() + length);
             load.latencies_us.borrow_mut().push(sent.elapsed().as_micros() as u32);
