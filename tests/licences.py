@@ -52,7 +52,7 @@ def is_agreed(expression):
 
 def main():
     metadata = subprocess.run(
-        ["cargo", "metadata", "--format-version", "1", "--locked"], check=True, capture_output=True, text=True
+        ["cargo", "metadata", "--format-version", "1", "--locked"], check=True, stdout=subprocess.PIPE, text=True
     )
     packages = json.loads(metadata.stdout)["packages"]
     strangers = [
