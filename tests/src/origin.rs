@@ -438,3 +438,84 @@ fn plain(status: StatusCode, headers: &[(&str, &str)], body: Bytes) -> Response<
     let body = http_body_util::Full::new(body).map_err(|never: Infallible| match never {});
     response.body(body.boxed_unsync()).expect("headers made of plain text")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::{ask, get, get_range};
+
+    fn origin() -> Origin {
+        let origin = Origin::start();
+        origin.put("key", (0..=255).cycle().take(200_000).collect::<Vec<u8>>());
+        origin
+    }
+
+    #[test]
+    fn left_alone_it_is_correct() {
+        let origin = origin();
+        let whole = get(origin.address, "/key");
+        assert_eq!((whole.status, whole.body.len()), (200, 200_000));
+        let part = get_range(origin.address, "/key", 255, 257);
+        assert_eq!((part.status, part.body.as_slice()), (206, [255, 0, 1].as_slice()));
+        assert_eq!(part.header("content-range"), Some("bytes 255-257/200000"));
+        assert_eq!(get_range(origin.address, "/key", 200_000, 200_001).status, 416);
+        let etag = whole.header("etag").expect("an ETag");
+        let unless =
+            |value| ask(origin.address, "GET", "/key", &[("If-None-Match", value)], None).expect("an answer");
+        assert_eq!((unless(etag).status, unless("\"x\"").status), (304, 200));
+        let only =
+            |value| ask(origin.address, "GET", "/key", &[("If-Match", value)], None).expect("an answer");
+        assert_eq!((only(etag).status, only("\"x\"").status), (200, 412));
+        let head = ask(origin.address, "HEAD", "/key", &[], None).expect("an answer");
+        assert_eq!((head.status, head.header("content-length")), (200, Some("200000")));
+        assert_eq!(ask(origin.address, "PUT", "/new", &[], Some(b"abc")).expect("an answer").status, 200);
+        assert_eq!(get(origin.address, "/new").body, b"abc");
+        assert_eq!(ask(origin.address, "DELETE", "/new", &[], None).expect("an answer").status, 204);
+        assert_eq!(get(origin.address, "/new").status, 404);
+        let counts = origin.counts();
+        assert_eq!((counts.heads, counts.puts, counts.deletes), (1, 1, 1));
+        assert_eq!((counts.bodies, counts.not_modified, counts.failed_conditions), (5, 1, 1));
+    }
+
+    #[test]
+    fn each_fault_is_on_the_wire_and_ends() {
+        let origin = origin();
+        let with = |fault| {
+            origin.fault("key", fault, 1);
+            ask(origin.address, "GET", "/key", &[("Range", "bytes=1000-1999")], None)
+        };
+        let ranged = |fault| {
+            let response = with(fault).expect("an answer");
+            (response.status, response.header("content-range").map(str::to_owned), response.body.len())
+        };
+        let said = |text: &str| Some(text.to_owned());
+        assert!(with(Fault::CutAfter(10)).is_err());
+        assert!(with(Fault::HangUp).is_err());
+        assert_eq!(ranged(Fault::IgnoreRange), (200, None, 200_000));
+        assert_eq!(ranged(Fault::ShiftRange(7)), (206, said("bytes 1007-1999/200000"), 993));
+        assert_eq!(ranged(Fault::ShortRange(5)), (206, said("bytes 1000-1999/200000"), 5));
+        assert_eq!(ranged(Fault::WrongTotal(1)), (206, said("bytes 1000-1999/200001"), 1000));
+        assert_eq!(ranged(Fault::NoContentRange), (206, None, 1000));
+        assert_eq!(ranged(Fault::RangeUnder200), (200, said("bytes 1000-1999/200000"), 1000));
+        assert_eq!(with(Fault::NoETag).expect("an answer").header("etag"), None);
+        assert!(
+            with(Fault::WeakETag).expect("an answer").header("etag").is_some_and(|tag| tag.starts_with("W/"))
+        );
+        assert_eq!(with(Fault::Status(503)).expect("an answer").status, 503);
+        assert_eq!(origin.faults_left("key"), 0);
+        assert_eq!(get_range(origin.address, "/key", 1000, 1999).body.len(), 1000);
+    }
+
+    #[test]
+    fn a_paused_body_goes_on_when_told() {
+        let origin = origin();
+        origin.fault("key", Fault::PauseAfter(1000), 1);
+        let mut connection = crate::http::Connection::open(origin.address).expect("a connection");
+        connection.send("GET", "/key", &[], None).expect("a request out");
+        connection.receive_head().expect("a head");
+        connection.take(1000).expect("what comes before the pause");
+        assert!(origin.counts().body_bytes <= 1000, "the pause did not hold");
+        origin.resume();
+        connection.take(199_000).expect("the rest");
+    }
+}
