@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Every byte that boto3 put into a real S3 server comes back through the node, to boto3 and to curl.
+
+Objects of the sizes where blocks, extents and multipart uploads begin and end; whole and in 500 random ranges;
+cold, from RAM and from the drive; on both engines. `x-forebay-cache` proves which tier answered, and the origin's
+counters prove that it was left alone. FOREBAY_TEST_SEED replays a run.
+"""
+
+import io
+import os
+import random
+import sys
+
+import house
+
+MIB = 1 << 20
+SIZES = [0, 1, 65535, 65536, 65537, MIB - 1, MIB, MIB + 1, 10_000_000, 100_000_000]
+RANGES = 500
+RANGE_BYTES_MAX = 4 * MIB
+BUCKET = "bytes-bucket"
+
+
+class Boto:
+    """Reads through boto3, both ways that people use it."""
+
+    name = "boto3"
+
+    def __init__(self, node, accelerator):
+        self.client, self.accelerator = node.client(), accelerator
+
+    def whole(self, keys):
+        for key in keys:
+            answer = self.client.get_object(Bucket=self.accelerator, Key=key)
+            yield key, answer["Body"].read(), tier_of(answer)
+
+    def download(self, keys):
+        """download_file: a HEAD, then parallel ranges under If-Match."""
+        for key in keys:
+            target = io.BytesIO()
+            self.client.download_fileobj(self.accelerator, key, target)
+            yield key, target.getvalue()
+
+    def ranges(self, wanted):
+        for key, text, _, _ in wanted:
+            answer = self.client.get_object(Bucket=self.accelerator, Key=key, Range=f"bytes={text}")
+            status = answer["ResponseMetadata"]["HTTPStatusCode"]
+            yield answer["Body"].read(), tier_of(answer), status
+
+
+class Curl:
+    """Reads through curl, one process for a list of requests."""
+
+    name = "curl"
+
+    def __init__(self, node, accelerator):
+        self.url, self.folder = f"{node.url}/{accelerator}", house.room()
+
+    def whole(self, keys):
+        for key, (body, tier, _) in zip(keys, self._run([(key, None) for key in keys])):
+            yield key, body, tier
+
+    def download(self, keys):
+        return iter(())
+
+    def ranges(self, wanted):
+        return self._run([(key, text) for key, text, _, _ in wanted])
+
+    def _run(self, asks):
+        files = [os.path.join(self.folder, str(number)) for number in range(len(asks))]
+        for file in files:
+            open(file, "w").close()  # curl makes no file for an empty body
+        jobs = [(f"{self.url}/{key}", text, file) for (key, text), file in zip(asks, files)]
+        answers = house.curl(jobs, self.folder)
+        for file, (status, tier) in zip(files, answers):
+            with open(file, "rb") as body:
+                yield body.read(), tier, status
+            os.remove(file)
+
+
+def tier_of(answer):
+    return answer["ResponseMetadata"]["HTTPHeaders"].get("x-forebay-cache", "")
+
+
+def random_ranges(rng, objects):
+    """(key, text after `bytes=`, first, end): closed, open and suffix ranges, some reaching past the end."""
+    keys = [key for key, body in objects.items() if body]
+    wanted = []
+    while len(wanted) < RANGES:
+        key = rng.choice(keys)
+        size = len(objects[key])
+        length = min(size, int(2 ** rng.uniform(0, RANGE_BYTES_MAX.bit_length() - 1)))
+        first = rng.randrange(size - length + 1)
+        kind = rng.random()
+        if kind < 0.8:
+            past = rng.choice([0, 0, 0, 5]) if first + length == size else 0
+            wanted.append((key, f"{first}-{first + length - 1 + past}", first, first + length))
+        elif kind < 0.9:
+            wanted.append((key, f"-{length}", size - length, size))
+        else:
+            wanted.append((key, f"{size - length}-", size - length, size))
+    return wanted
+
+
+def read_whole(tally, label, reader, objects, tiers):
+    """All objects whole; `tiers` are the words allowed in x-forebay-cache for those that have bytes."""
+    for key, body, tier in reader.whole(list(objects)):
+        tally.check(f"{label} whole {key}", body == objects[key], f"{len(body)} bytes")
+        if objects[key]:
+            tally.check(f"{label} whole {key} comes from {'/'.join(tiers)}", tier in tiers, f"`{tier}`")
+
+
+def read_ranges(tally, label, reader, objects, wanted, tiers):
+    """The random ranges, one check for the bytes of all and one for their tiers; returns the tiers seen."""
+    wrong, seen = [], {}
+    for (key, text, first, end), (body, tier, status) in zip(wanted, reader.ranges(wanted)):
+        seen[tier] = seen.get(tier, 0) + 1
+        if status != 206 or body != objects[key][first:end]:
+            wrong.append(f"{key} {text}: status {status}, {len(body)} bytes")
+    tally.check(f"{label} {RANGES} ranges", not wrong, "; ".join(wrong[:5]))
+    tally.check(f"{label} ranges come from {'/'.join(tiers)}", set(seen) <= set(tiers), str(seen))
+    return seen
+
+
+def main():
+    tally = house.Tally()
+    seed = int(os.environ.get("FOREBAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"seed {seed} (FOREBAY_TEST_SEED={seed} replays it)")
+    rng = random.Random(seed)
+    objects = {f"size-{size}": rng.randbytes(size) for size in SIZES}
+    wanted = random_ranges(rng, objects)
+
+    with house.S3Origin(BUCKET) as origin:
+        for key, body in objects.items():
+            origin.client().upload_fileobj(io.BytesIO(body), BUCKET, key)
+        for engine in ["uring", "portable"]:
+            for kind in [Boto, Curl]:
+                through(tally, f"{engine} {kind.name}", engine, kind, origin, objects, wanted)
+                print(f"{engine} {kind.name}: {tally.passed} checks passed so far, {tally.failed} failed")
+    return tally.close()
+
+
+def through(tally, label, engine, kind, origin, objects, wanted):
+    """One engine and one client: cold, RAM, drive."""
+    with house.Node(engine, origin, ["whole", "ranges"], memory="1GiB") as node:
+        whole, ranges = kind(node, "whole"), kind(node, "ranges")
+        read_whole(tally, f"{label} cold", whole, objects, ["miss"])
+        for key, body in whole.download(list(objects)):
+            tally.check(f"{label} download_file {key}", body == objects[key], f"{len(body)} bytes")
+        seen = read_ranges(tally, f"{label} cold", ranges, objects, wanted, ["miss", "partial", "ram"])
+        tally.check(f"{label} some of the cold ranges were misses", seen.get("miss", 0) > 0, str(seen))
+
+        before = origin.counts()
+        read_whole(tally, f"{label} ram", whole, objects, ["ram"])
+        read_ranges(tally, f"{label} ram", whole, objects, wanted, ["ram"])
+        after = origin.counts()
+        tally.check(f"{label} hits fetched no body", after["bodies"] == before["bodies"], f"{before} {after}")
+
+    # A RAM tier that holds a fraction of the set: what is read comes from the drive.
+    with house.Node(engine, origin, ["drive"], memory="64MiB", drive_size="1GiB") as node:
+        reader = kind(node, "drive")
+        held = False
+        for _ in range(20):  # until the drive holds everything: a writer that is behind may let pieces go
+            before = origin.counts()["bodies"]
+            for key, body, _ in reader.whole(list(objects)):
+                tally.check(f"{label} while the drive fills {key}", body == objects[key])
+            held = origin.counts()["bodies"] == before
+            if held:
+                break
+        tally.check(f"{label} the drive holds the whole set after 20 passes at most", held)
+        before = origin.counts()
+        read_whole(tally, f"{label} drive", reader, objects, ["drive", "ram"])
+        seen = read_ranges(tally, f"{label} drive", reader, objects, wanted, ["drive", "ram"])
+        tally.check(f"{label} many of the ranges came from the drive", seen.get("drive", 0) >= RANGES // 10, str(seen))
+        after = origin.counts()
+        tally.check(f"{label} the drive spared the origin", after["bodies"] == before["bodies"], f"{before} {after}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
