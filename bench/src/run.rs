@@ -211,22 +211,21 @@ pub fn run(setup: &Setup, workload: Workload) -> Result<Outcome> {
         )),
         None => None,
     };
-    let job =
-        |accel: bool, count: u64| Job {
-            target: if accel { &setup.accel } else { &setup.direct },
-            content_bucket: &setup.direct.bucket,
-            prefix: &workload.prefix,
-            objects: workload.objects,
-            count,
-            size: workload.size,
-            version: 1,
-            concurrency: workload.concurrency,
-            verify: setup.verify,
-            signatures: signatures
-                .as_ref()
-                .map(|(direct, accel_lines)| if accel { accel_lines.as_slice() } else { direct.as_slice() }),
-            timeout: setup.timeout,
-        };
+    let job = |accel: bool, count: u64| Job {
+        target: if accel { &setup.accel } else { &setup.direct },
+        content_bucket: &setup.direct.bucket,
+        prefix: &workload.prefix,
+        objects: workload.objects,
+        count,
+        size: workload.size,
+        version: 1,
+        concurrency: workload.concurrency,
+        verify: setup.verify,
+        signatures: signatures
+            .as_ref()
+            .map(|(direct, accel_lines)| if accel { accel_lines.as_slice() } else { direct.as_slice() }),
+        timeout: setup.timeout,
+    };
     if let Some(door) = &setup.door {
         door.reset()?;
     }

@@ -231,7 +231,9 @@ impl Run {
     }
 
     fn is_wanted(&self) -> bool {
-        self.fills.is_empty() || Arc::strong_count(&self.run) > 1 || self.fills.iter().any(|fill| fill.is_awaited())
+        self.fills.is_empty()
+            || Arc::strong_count(&self.run) > 1
+            || self.fills.iter().any(|fill| fill.is_awaited())
     }
 
     fn fail(&mut self, failure: FillFailure, reason: metrics::FillFailure) {

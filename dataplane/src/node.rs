@@ -66,7 +66,8 @@ impl Accelerator {
     /// # Panics
     /// For any other number; the configuration has refused it before.
     pub fn grid(extent_bytes: u32) -> Grid {
-        Grid::new(extent_bytes.min(EXTENT_BYTES_MAX)).expect("a configured extent is a power of two from 64 KiB")
+        Grid::new(extent_bytes.min(EXTENT_BYTES_MAX))
+            .expect("a configured extent is a power of two from 64 KiB")
     }
 }
 

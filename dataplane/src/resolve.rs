@@ -68,7 +68,11 @@ pub async fn find(
             },
             Lookup::Join(resolve) => resolve,
             Lookup::Lead(resolve) => {
-                tokio::task::spawn_local(lead(Rc::clone(worker), Leader(Arc::clone(&resolve), worker.clone()), want));
+                tokio::task::spawn_local(lead(
+                    Rc::clone(worker),
+                    Leader(Arc::clone(&resolve), worker.clone()),
+                    want,
+                ));
                 resolve
             }
         };
@@ -195,11 +199,17 @@ async fn lead(worker: Rc<Worker>, leader: Leader, want: Want) {
         let asked = Instant::now();
         let answer = put(&worker, &resolve, range).await;
         match answer {
-            Ok(Answer::Bytes { facts, range, body }) => break keep(&worker, &resolve, facts, asked, want, Some((range, body))),
-            Ok(Answer::Empty { facts } | Answer::Found { facts }) => break keep(&worker, &resolve, facts, asked, want, None),
+            Ok(Answer::Bytes { facts, range, body }) => {
+                break keep(&worker, &resolve, facts, asked, want, Some((range, body)));
+            }
+            Ok(Answer::Empty { facts } | Answer::Found { facts }) => {
+                break keep(&worker, &resolve, facts, asked, want, None);
+            }
             // An empty object has no first byte, and a short one not the byte that was asked for. Ask for what
             // every object has.
-            Ok(Answer::Unsatisfiable { size: Some(0) }) if range != Some(AskRange::Whole) => range = Some(AskRange::Whole),
+            Ok(Answer::Unsatisfiable { size: Some(0) }) if range != Some(AskRange::Whole) => {
+                range = Some(AskRange::Whole)
+            }
             Ok(Answer::Unsatisfiable { .. }) if range.is_some() => range = None,
             Ok(Answer::Other(relay)) if is_passing(relay.status) && repeats < REPEATS_MAX => {
                 tokio::time::sleep(REPEAT_PAUSE * (1 << repeats)).await;
@@ -285,7 +295,11 @@ fn keep(
         let wanted = grid.extent_of(wanted.max(range.start()));
         let covered = grid.extent_range(wanted, entry.facts.size)?.start() >= range.start();
         let first = if covered { wanted } else { wanted + 1 };
-        let end = if range.end() == entry.facts.size { range.end() } else { range.end() / u64::from(grid.extent_bytes()) * u64::from(grid.extent_bytes()) };
+        let end = if range.end() == entry.facts.size {
+            range.end()
+        } else {
+            range.end() / u64::from(grid.extent_bytes()) * u64::from(grid.extent_bytes())
+        };
         let last = grid.extent_of(end.checked_sub(1)?);
         let claim = (first <= last).then(|| Claim::make(&entry, first, last)).flatten()?;
         Some((claim, body, range.start()))
@@ -303,7 +317,9 @@ async fn answered(relay: Relay) -> Resolved {
     let mut whole = Vec::new();
     loop {
         match body.chunk().await {
-            Ok(Some(bytes)) if whole.len() + bytes.len() <= ANSWER_BYTES_MAX => whole.extend_from_slice(&bytes),
+            Ok(Some(bytes)) if whole.len() + bytes.len() <= ANSWER_BYTES_MAX => {
+                whole.extend_from_slice(&bytes)
+            }
             Ok(Some(_)) => return Resolved::Bypass,
             Ok(None) => return Resolved::Answered(Arc::new(Answered { status, headers, body: whole })),
             Err(error) => return Resolved::Failed(failure(&error)),

@@ -40,7 +40,8 @@ fn sum(bytes: &[u8], version: VersionId, extent: u32, block: u32) -> u32 {
 
 /// A word that differs from place to place; splitmix64's finaliser (Steele, Lea, Flood 2014) over the three.
 fn place(version: VersionId, extent: u32, block: u32) -> u32 {
-    let mut word = version.0 ^ (u64::from(extent) << 32 | u64::from(block)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut word =
+        version.0 ^ (u64::from(extent) << 32 | u64::from(block)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     (word ^ (word >> 31)) as u32

@@ -218,7 +218,9 @@ impl Table {
                 let mut chances = shard.queue.len();
                 loop {
                     let Some(oldest) = shard.queue.pop_front() else { return };
-                    let Some(oldest) = oldest.upgrade().filter(|oldest| oldest.is_current()) else { continue };
+                    let Some(oldest) = oldest.upgrade().filter(|oldest| oldest.is_current()) else {
+                        continue;
+                    };
                     if chances > 0 && oldest.touched.swap(false, Ordering::Relaxed) {
                         chances -= 1;
                         shard.queue.push_back(Arc::downgrade(&oldest));
@@ -254,7 +256,8 @@ impl Table {
     /// The entry of a version, known to nobody yet.
     pub fn entry(&self, key: ObjectKey, facts: ObjectFacts, grid: Grid, now: Instant) -> Arc<ObjectEntry> {
         // Another hash than that of the shards: an identity must not change with the process.
-        let digest = Sha256::new().chain_update(key.accelerator.to_le_bytes()).chain_update(&key.path).finalize();
+        let digest =
+            Sha256::new().chain_update(key.accelerator.to_le_bytes()).chain_update(&key.path).finalize();
         let identity = u64::from_le_bytes(digest[..8].try_into().expect("a digest has 32 bytes"));
         let texts = key.path.len()
             + facts.record.len()
@@ -453,7 +456,9 @@ impl ObjectEntry {
     pub fn peek(&self, extent: u32) -> Whereabouts {
         match lock(&self.extents).get(&extent) {
             Some(Extent { ram: Some(lease), .. }) => Whereabouts::Ram(lease.clone()),
-            Some(Extent { slot: Some(slot), sums: Some(sums), .. }) => Whereabouts::Drive(*slot, sums.clone(), false),
+            Some(Extent { slot: Some(slot), sums: Some(sums), .. }) => {
+                Whereabouts::Drive(*slot, sums.clone(), false)
+            }
             Some(Extent { fill: Some(fill), .. }) => Whereabouts::Filling(Arc::clone(fill)),
             _ => Whereabouts::Absent,
         }

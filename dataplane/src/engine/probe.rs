@@ -64,7 +64,11 @@ impl fmt::Display for Report {
             };
             writeln!(f, "{word:8} {:26} {}", finding.what, finding.remark)?;
         }
-        writeln!(f, "engine   {:26} auto chooses it here", if self.grants_uring() { "uring" } else { "portable" })
+        writeln!(
+            f,
+            "engine   {:26} auto chooses it here",
+            if self.grants_uring() { "uring" } else { "portable" }
+        )
     }
 }
 
@@ -83,12 +87,9 @@ pub fn report() -> Report {
             findings.push(buffers(&ring));
             findings.push(clones(&ring));
         }
-        Err(error) => findings.push(Finding {
-            what: "io_uring",
-            needed: true,
-            granted: false,
-            remark: refusal(&error),
-        }),
+        Err(error) => {
+            findings.push(Finding { what: "io_uring", needed: true, granted: false, remark: refusal(&error) })
+        }
     }
     findings.push(memlock());
     Report { findings }
@@ -101,7 +102,9 @@ fn kernel() -> Finding {
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     let remark = match version {
         v if v >= (6, 12) => format!("{release}: all that we use"),
-        v if v >= (6, 1) => format!("{release}: registered memory is charged to memlock once a worker; 6.12 shares it"),
+        v if v >= (6, 1) => {
+            format!("{release}: registered memory is charged to memlock once a worker; 6.12 shares it")
+        }
         _ => format!("{release}: 6.1 is the oldest for the uring engine"),
     };
     Finding { what: "kernel", needed: false, granted: version >= (6, 1), remark }

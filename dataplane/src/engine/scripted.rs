@@ -364,9 +364,8 @@ impl ScriptedDrive {
     /// Where the bytes of a slot are, while they are there.
     pub fn place(&self, slot: Slot) -> Option<u64> {
         let state = self.lock();
-        (state.sequences[slot.segment as usize] == slot.sequence).then(|| {
-            (slot.segment as usize * state.segment_bytes + slot.offset as usize * UNIT_BYTES) as u64
-        })
+        (state.sequences[slot.segment as usize] == slot.sequence)
+            .then(|| (slot.segment as usize * state.segment_bytes + slot.offset as usize * UNIT_BYTES) as u64)
     }
 
     fn read(&self, offset: u64, target: &mut [u8]) -> usize {

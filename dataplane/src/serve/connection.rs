@@ -21,7 +21,10 @@ use super::request::{self, Read, Route};
 use super::stream::ObjectStream;
 use super::worker::WatchGuard;
 use crate::engine::{Outgoing, SLICES_MAX, Slice, Socket};
-use crate::http1::{BodyLength, HeadError, HeadLimits, HeadProgress, LAST_CHUNK, Method, RequestHead, ResponseHead, parse_head, write_chunk_head};
+use crate::http1::{
+    BodyLength, HeadError, HeadLimits, HeadProgress, LAST_CHUNK, Method, RequestHead, ResponseHead,
+    parse_head, write_chunk_head,
+};
 use crate::metrics::{CloseReason, Counter, StatusClass};
 use crate::origin::Body;
 
@@ -175,7 +178,13 @@ impl Connection {
         self.send(Outgoing::header(crate::http1::CONTINUE.to_vec())).await
     }
 
-    async fn answer(&mut self, head: &RequestHead, reply: Reply, close: bool, request_id: &str) -> Result<(), Ended> {
+    async fn answer(
+        &mut self,
+        head: &RequestHead,
+        reply: Reply,
+        close: bool,
+        request_id: &str,
+    ) -> Result<(), Ended> {
         let is_head = head.method == Method::Head;
         let outcome = reply.outcome();
         let (status, payload) = (reply.status, reply.payload);
@@ -270,7 +279,12 @@ impl Connection {
         }
     }
 
-    async fn send_object(&mut self, header: Vec<u8>, first: Slice, mut stream: ObjectStream) -> Result<(), Ended> {
+    async fn send_object(
+        &mut self,
+        header: Vec<u8>,
+        first: Slice,
+        mut stream: ObjectStream,
+    ) -> Result<(), Ended> {
         let mut outgoing = Outgoing::header(header);
         let mut next = Some(first);
         loop {

@@ -52,12 +52,17 @@ impl NodeDoor for Door {
             engine: self.engine.word().to_owned(),
             listen: self.addresses.iter().map(ToString::to_string).collect(),
             workers: self.cores.iter().zip(&self.peers).map(worker).collect(),
-            accelerators: self.node.accelerators.iter().map(|accelerator| AcceleratorStatus {
-                name: accelerator.name.to_string(),
-                origin: accelerator.target.kind.to_string(),
-                freshness: accelerator.policy.freshness().to_string(),
-                extent_bytes: u64::from(accelerator.extent_bytes),
-            }).collect(),
+            accelerators: self
+                .node
+                .accelerators
+                .iter()
+                .map(|accelerator| AcceleratorStatus {
+                    name: accelerator.name.to_string(),
+                    origin: accelerator.target.kind.to_string(),
+                    freshness: accelerator.policy.freshness().to_string(),
+                    extent_bytes: u64::from(accelerator.extent_bytes),
+                })
+                .collect(),
             memory: MemoryStatus {
                 total_bytes: arena.bytes,
                 reads_bytes: arena.reads_bytes,
@@ -65,7 +70,14 @@ impl NodeDoor for Door {
                 ram_bytes: arena.ram_bytes,
                 registered: self.is_registered,
             },
-            drives: self.store.as_ref().map(|store| store.status().drives).unwrap_or_default().iter().map(drive).collect(),
+            drives: self
+                .store
+                .as_ref()
+                .map(|store| store.status().drives)
+                .unwrap_or_default()
+                .iter()
+                .map(drive)
+                .collect(),
             objects: table.objects,
             extents: table.extents,
             connections: self.node.connections(),
@@ -77,12 +89,14 @@ impl NodeDoor for Door {
         let decision = accelerator.policy.decide(key);
         let known = self.node.table.find(index, key).map(|entry| {
             let count = entry.grid.extent_count(entry.facts.size);
-            let extents: Vec<_> = (0..count.min(EXPLAINED_MAX)).map(|extent| match entry.peek(extent) {
-                Whereabouts::Ram(_) => "ram",
-                Whereabouts::Drive(..) => "drive",
-                Whereabouts::Filling(_) => "filling",
-                Whereabouts::Absent => "absent",
-            }).collect();
+            let extents: Vec<_> = (0..count.min(EXPLAINED_MAX))
+                .map(|extent| match entry.peek(extent) {
+                    Whereabouts::Ram(_) => "ram",
+                    Whereabouts::Drive(..) => "drive",
+                    Whereabouts::Filling(_) => "filling",
+                    Whereabouts::Absent => "absent",
+                })
+                .collect();
             json!({
                 "etag": entry.facts.etag,
                 "size": entry.facts.size,

@@ -70,14 +70,16 @@ pub(crate) fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Ro
     if let Method::Other(name) = &head.method {
         return refuse(405, "MethodNotAllowed", &format!("the method {name} is not one of S3's"));
     }
-    let refuse_address = |error: AddressError| refuse(error.code().status(), error.code().as_str(), &error.to_string());
+    let refuse_address =
+        |error: AddressError| refuse(error.code().status(), error.code().as_str(), &error.to_string());
     let (bucket, key) = match Address::parse(head.path()) {
         Ok(Some(address)) => (address.bucket, address.key),
         Ok(None) => match bucket_of(head.path()) {
             Ok(Some(bucket)) => (bucket, Box::default()),
             Ok(None) => {
                 let names: Vec<_> = worker.node.accelerators.iter().map(|known| &*known.name).collect();
-                let message = format!("name a bucket in the path; this node accelerates: {}", names.join(", "));
+                let message =
+                    format!("name a bucket in the path; this node accelerates: {}", names.join(", "));
                 return refuse(400, "InvalidRequest", &message);
             }
             Err(error) => return refuse_address(error),
@@ -85,8 +87,9 @@ pub(crate) fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Ro
         Err(error) => return refuse_address(error),
     };
     let Some((accelerator, _)) = worker.node.accelerator(&bucket) else {
-        let message =
-            format!("this node has no accelerator named {bucket}; start it with --accelerator {bucket}=ORIGIN");
+        let message = format!(
+            "this node has no accelerator named {bucket}; start it with --accelerator {bucket}=ORIGIN"
+        );
         return refuse(404, "NoSuchBucket", &message);
     };
     let is_read = matches!(head.method, Method::Get | Method::Head);
@@ -95,7 +98,12 @@ pub(crate) fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Ro
     }
     let path = behind_bucket(head.path()).into();
     let key = (!key.is_empty()).then_some(key);
-    Route::Forward(ForwardTarget { accelerator, key, writes: !is_read && head.method != Method::Options, path })
+    Route::Forward(ForwardTarget {
+        accelerator,
+        key,
+        writes: !is_read && head.method != Method::Options,
+        path,
+    })
 }
 
 /// The raw path behind the bucket: empty, or with its slash. The name of a bucket has no slash, encoded or not.
@@ -107,14 +115,18 @@ pub(super) fn behind_bucket(path: &[u8]) -> &[u8] {
 /// Whether a read asks for something else than the bytes of the object as it is.
 fn is_special(head: &RequestHead) -> bool {
     // SDKs add the name of the operation to plain reads.
-    let query = head.query().filter(|query| !query.is_empty() && *query != b"x-id=GetObject" && *query != b"x-id=HeadObject");
+    let query = head
+        .query()
+        .filter(|query| !query.is_empty() && *query != b"x-id=GetObject" && *query != b"x-id=HeadObject");
     query.is_some() || head.headers().any(|(name, _)| is_special_header(name))
 }
 
 /// Headers that change which bytes are answered or who may read them.
 fn is_special_header(name: &str) -> bool {
     let prefixes = ["x-amz-server-side-encryption-customer-", "x-tos-server-side-encryption-customer-"];
-    let starts = |prefix: &&str| name.len() >= prefix.len() && name.as_bytes()[..prefix.len()].eq_ignore_ascii_case(prefix.as_bytes());
+    let starts = |prefix: &&str| {
+        name.len() >= prefix.len() && name.as_bytes()[..prefix.len()].eq_ignore_ascii_case(prefix.as_bytes())
+    };
     prefixes.iter().any(|prefix| starts(&prefix)) || name.eq_ignore_ascii_case("x-tos-trailer")
 }
 
@@ -126,7 +138,12 @@ pub(crate) enum Read {
 }
 
 /// Answers a read.
-pub(crate) async fn read(worker: &Rc<Worker>, head: &RequestHead, target: &ReadTarget, request_id: &str) -> Read {
+pub(crate) async fn read(
+    worker: &Rc<Worker>,
+    head: &RequestHead,
+    target: &ReadTarget,
+    request_id: &str,
+) -> Read {
     let accelerator = &worker.node.accelerators[usize::from(target.accelerator)];
     let decision = accelerator.policy.decide(&target.key);
     if !decision.cache {
@@ -141,7 +158,8 @@ pub(crate) async fn read(worker: &Rc<Worker>, head: &RequestHead, target: &ReadT
     };
     for _ in 0..ROUNDS_MAX {
         let (entry, age) =
-            match resolve::find(worker, target.accelerator, &target.key, want, decision.freshness, now).await {
+            match resolve::find(worker, target.accelerator, &target.key, want, decision.freshness, now).await
+            {
                 Found::Object(entry, age) => (entry, age),
                 Found::Bypass => return Read::Bypass,
                 Found::Answered(answered) => {
@@ -216,7 +234,8 @@ async fn answer(
             return Ok(reply);
         }
     };
-    let content_range = (status == 206).then(|| range.map(|range| ContentRange::Bytes { range, size })).flatten();
+    let content_range =
+        (status == 206).then(|| range.map(|range| ContentRange::Bytes { range, size })).flatten();
     let length = range.map_or(0, ByteRange::len);
     let Some(range) = range.filter(|_| !is_head) else {
         let mut reply = about(status, Payload::Length(length), CacheOutcome::Ram, entry);
@@ -235,7 +254,9 @@ fn gateway(failure: ResolveFailure) -> (u16, &'static str, &'static str) {
     match failure {
         ResolveFailure::Unreachable => (502, "BadGateway", "the origin could not be reached, or broke off"),
         ResolveFailure::TimedOut => (504, "GatewayTimeout", "the origin did not answer in time"),
-        ResolveFailure::Invalid => (502, "BadGateway", "the origin's answer contradicts the question or itself"),
+        ResolveFailure::Invalid => {
+            (502, "BadGateway", "the origin's answer contradicts the question or itself")
+        }
         ResolveFailure::Credentials => {
             (502, "BadGateway", "the node has no working credentials for the origin; see its log")
         }

@@ -193,7 +193,9 @@ fn accelerators(config: &Config) -> Result<Box<[Accelerator]>> {
                         .or_else(region)
                         .unwrap_or_else(|| "us-east-1".to_owned()),
                 },
-                http @ OriginSpec::Http { .. } => OriginKind::Http { base: http.to_string().parse().context("origin")? },
+                http @ OriginSpec::Http { .. } => {
+                    OriginKind::Http { base: http.to_string().parse().context("origin")? }
+                }
             };
             let extent_bytes = spec.extent_bytes() as u32;
             Ok(Accelerator {
@@ -254,7 +256,9 @@ fn probe_port(address: SocketAddr) -> io::Result<()> {
         probe.set_reuse_address(true)?;
         match probe.bind(&address.into()) {
             Ok(()) => return Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && now() < until => thread::sleep(BIND_PAUSE),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && now() < until => {
+                thread::sleep(BIND_PAUSE)
+            }
             Err(error) => return Err(error),
         }
     }
@@ -305,9 +309,9 @@ fn start_workers(
                 .enable_all()
                 .max_blocking_threads(READERS)
                 .build_local(LocalOptions::default());
-            let served = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
-                runtime.block_on(setup.serve(listeners, orders, &report))
-            });
+            let served = runtime
+                .map_err(anyhow::Error::from)
+                .and_then(|runtime| runtime.block_on(setup.serve(listeners, orders, &report)));
             if let Err(error) = served {
                 // Nobody listens any more once all workers have started.
                 let _ = report.send(Err(error));

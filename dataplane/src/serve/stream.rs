@@ -58,8 +58,7 @@ impl ObjectStream {
     /// Where the bytes of the range are now, as the client is told.
     pub(crate) fn outcome(&self) -> CacheOutcome {
         let grid = self.entry.grid;
-        let survey =
-            self.entry.survey(grid.extent_of(self.range.start()), grid.extent_of(self.range.last()));
+        let survey = self.entry.survey(grid.extent_of(self.range.start()), grid.extent_of(self.range.last()));
         match (survey.ram, survey.drive, survey.absent) {
             (_, 0, 0) => CacheOutcome::Ram,
             (_, _, 0) => CacheOutcome::Drive,
@@ -156,7 +155,8 @@ impl ObjectStream {
         let counters = &self.worker.counters;
         match sums.first_bad(bytes, self.entry.version, extent, first) {
             None => {
-                counters.bump(Counter::BlocksVerified(place), bytes.len().div_ceil(BLOCK_BYTES as usize) as u64);
+                counters
+                    .bump(Counter::BlocksVerified(place), bytes.len().div_ceil(BLOCK_BYTES as usize) as u64);
                 true
             }
             Some(block) => {
@@ -180,7 +180,8 @@ impl ObjectStream {
             return Ok(None);
         };
         let size = self.entry.facts.size;
-        let extent_range = self.entry.grid.extent_range(piece.extent, size).expect("a piece is inside the object");
+        let extent_range =
+            self.entry.grid.extent_range(piece.extent, size).expect("a piece is inside the object");
         let extent_len = extent_range.len() as usize;
         let blocks = piece.blocks();
         let start = (blocks.start * BLOCK_BYTES) as usize;
@@ -192,8 +193,7 @@ impl ObjectStream {
         let counters = &self.worker.counters;
         counters.bump(Counter::DriveReads, 1);
         counters.bump(Counter::DriveReadBytes, len as u64);
-        let (read, lease) =
-            self.worker.engine.read_at(file, offset + start as u64, lease, len).await;
+        let (read, lease) = self.worker.engine.read_at(file, offset + start as u64, lease, len).await;
         if let Err(error) = &read {
             tracing::warn!(%error, object = %self.entry.name(), extent = piece.extent, "drive read failed");
         }
@@ -227,7 +227,8 @@ impl ObjectStream {
         // Before the wait: the run must not end while the first bytes are on their way to us.
         self.interest = Interest::join(fill).or(self.interest.take());
         let (start, end) = (piece.within.start as usize, piece.within.end as usize);
-        let wanted = if self.cursor == self.range.start() { start + 1 } else { end.min(start + FOLLOW_BYTES) };
+        let wanted =
+            if self.cursor == self.range.start() { start + 1 } else { end.min(start + FOLLOW_BYTES) };
         let deadline = self.worker.node.limits.request_deadline;
         let lease = match timeout(deadline, fill.wait_for(wanted)).await {
             Ok(waited) => waited.map_err(StreamFailure::Fill)?,

@@ -17,8 +17,8 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker, ready};
 
-use io_uring::types::Fd;
 use io_uring::types::CloneBuffersFlags;
+use io_uring::types::Fd;
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -255,11 +255,7 @@ impl Ring {
         (count(result), lease)
     }
 
-    fn submit(
-        self: &Rc<Self>,
-        held: Held,
-        aim: impl FnOnce(&mut Held) -> squeue::Entry,
-    ) -> Submitted {
+    fn submit(self: &Rc<Self>, held: Held, aim: impl FnOnce(&mut Held) -> squeue::Entry) -> Submitted {
         let (key, entry) = {
             let mut operations = self.operations.borrow_mut();
             let key = operations.insert(held);
