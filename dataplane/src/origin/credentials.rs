@@ -16,7 +16,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use reqsign_aws_v4::{
     AssumeRoleWithWebIdentityCredentialProvider, Credential, ECSCredentialProvider, EnvCredentialProvider,
     IMDSv2CredentialProvider, ProcessCredentialProvider, ProfileCredentialProvider, RequestSigner,
-    SSOCredentialProvider,
+    SSOCredentialProvider, StaticCredentialProvider,
 };
 use reqsign_core::time::Timestamp;
 use reqsign_core::{
@@ -61,6 +61,8 @@ pub enum CredentialSource {
     Container,
     /// The metadata service of the instance.
     InstanceMetadata,
+    /// The caller, by `Credentials::given`.
+    Given,
     /// Nobody: requests go unsigned.
     Anonymous,
 }
@@ -76,6 +78,7 @@ impl fmt::Display for CredentialSource {
             Self::Process => "credential_process",
             Self::Container => "container credentials endpoint",
             Self::InstanceMetadata => "instance metadata",
+            Self::Given => "given keys",
             Self::Anonymous => "none: requests to the origin are not signed",
         })
     }
@@ -99,6 +102,13 @@ impl Credentials {
     /// Unsigned, whatever the environment says.
     pub fn anonymous() -> Self {
         Self { chain: None, context: Context::new(), source: CredentialSource::Anonymous }
+    }
+
+    /// These keys and no others.
+    pub fn given(access_key: &str, secret_key: &str) -> Self {
+        let link = StaticCredentialProvider::new(access_key, secret_key);
+        let chain = Chain { links: vec![(CredentialSource::Given, Box::new(link))], held: Mutex::default() };
+        Self { chain: Some(Arc::new(chain)), context: Context::new(), source: CredentialSource::Given }
     }
 
     /// Which link of the chain answered at start.

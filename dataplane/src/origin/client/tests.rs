@@ -6,6 +6,8 @@ use crate::range::ByteRange;
 use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use reqsign_core::StaticEnv;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use sha2::{Digest, Sha256};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -56,12 +58,6 @@ fn patient() -> OriginLimits {
     }
 }
 
-async fn keys() -> Credentials {
-    let pairs = [("FOREBAY_ORIGIN_ACCESS_KEY", ACCESS), ("FOREBAY_ORIGIN_SECRET_KEY", SECRET)];
-    let envs: HashMap<_, _> = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    Credentials::discover_in(StaticEnv { home_dir: None, envs }).await.unwrap()
-}
-
 fn open(kind: OriginKind, credentials: &Credentials, limits: OriginLimits) -> Origin {
     Origin::open(&OriginTarget { kind }, credentials, limits).unwrap()
 }
@@ -71,10 +67,10 @@ fn http(address: SocketAddr, limits: OriginLimits) -> Origin {
     open(OriginKind::Http { base }, &Credentials::anonymous(), limits)
 }
 
-async fn s3(address: SocketAddr) -> Origin {
+fn s3(address: SocketAddr) -> Origin {
     let endpoint = Some(format!("http://{address}").parse().unwrap());
     let kind = OriginKind::S3 { bucket: "bucket".into(), endpoint, region: "eu-west-1".into() };
-    open(kind, &keys().await, patient())
+    open(kind, &Credentials::given(ACCESS, SECRET), patient())
 }
 
 fn range(start: u64, end: u64) -> Ask {
@@ -462,7 +458,7 @@ async fn recorder() -> (SocketAddr, Rc<RefCell<Vec<(String, Vec<u8>)>>>) {
 async fn reads_are_signed_over_what_is_sent() {
     local(async {
         let (address, kept) = recorder().await;
-        let origin = s3(address).await;
+        let origin = s3(address);
         for key in ["plain", "a b+c%d/é/~x", "a//b", "trailing/", "(1)*'!&=?#"] {
             origin.get(key.as_bytes(), &range(10, 20)).await.unwrap();
             let suffix =
@@ -513,7 +509,7 @@ async fn feed(uploader: Uploader, pieces: &[&'static str]) {
 async fn forwarded_requests_are_signed_again_and_lose_the_clients_signature() {
     local(async {
         let (address, kept) = recorder().await;
-        let origin = s3(address).await;
+        let origin = s3(address);
         let (uploader, body) = upload(Some(5));
         let put = Forward {
             query: Some(b"partNumber=2&uploadId=x%2Fy"[..].into()),
@@ -576,7 +572,7 @@ async fn forwarded_requests_are_signed_again_and_lose_the_clients_signature() {
 async fn the_clients_word_on_its_payload_stands_where_it_can() {
     local(async {
         let (address, kept) = recorder().await;
-        let origin = s3(address).await;
+        let origin = s3(address);
         let hash = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
         let put = |word: &str, body| Forward {
             headers: client_headers(&[("x-amz-content-sha256", word)]),
@@ -635,7 +631,7 @@ async fn without_keys_nothing_is_signed() {
 async fn what_cannot_be_signed_is_told_before_it_is_sent() {
     local(async {
         let (address, kept) = recorder().await;
-        let origin = s3(address).await;
+        let origin = s3(address);
         let error = origin.get(b"not \xff utf-8", &range(0, 4)).await.unwrap_err();
         assert!(matches!(error, OriginError::Unsendable { .. }), "{error}");
         let mut headers = HeaderMap::new();
@@ -694,7 +690,7 @@ async fn errors_name_the_host_and_nothing_of_the_request() {
             head_of(&mut stream).await;
         })
         .await;
-        let origin = s3(address).await;
+        let origin = s3(address);
         let query = b"X-Amz-Signature=cafe&token=hush"[..].into();
         let secret = Forward { query: Some(query), ..plain_forward(Method::PUT, "/private-key-name") };
         let errors = [
@@ -709,6 +705,80 @@ async fn errors_name_the_host_and_nothing_of_the_request() {
             }
         }
         assert!(!format!("{origin:?}").contains(SECRET));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_origin_may_close_the_door_on_an_upload() {
+    local(async {
+        let address = server(|_, mut stream| async move {
+            head_of(&mut stream).await;
+            say(&mut stream, "HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno").await;
+            // Reads nothing of the body and keeps the line open.
+            std::future::pending::<()>().await;
+            drop(stream);
+        })
+        .await;
+        let origin = http(address, patient());
+        let (uploader, body) = upload(Some(1 << 30));
+        let put = Forward { body: Some(body), ..plain_forward(Method::PUT, "/k") };
+        let piece = Bytes::from(vec![0; 1 << 20]);
+        let feed =
+            tokio::task::spawn_local(async move { while uploader.send(piece.clone()).await.is_ok() {} });
+        let relay = origin.forward(put).await.unwrap();
+        assert_eq!(relay.status, 403);
+        assert_eq!(all(relay.body).await.unwrap(), b"no");
+        // The rest of the upload is still in its pipe, so the connection is not used again.
+        assert_eq!(origin.connections(), (0, 0));
+        feed.await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn https_trusts_the_bundle_and_nobody_else() {
+    const PEM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/localhost.pem");
+    let certificates = CertificateDer::pem_file_iter(PEM).unwrap().collect::<Result<_, _>>().unwrap();
+    let key = PrivateKeyDer::from_pem_file(PEM).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.unwrap().with_no_client_auth().with_single_cert(certificates, key).unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    local(async {
+        let address = server(move |_, stream| {
+            let acceptor = acceptor.clone();
+            async move {
+                let Ok(mut stream) = acceptor.accept(stream).await else { return };
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.unwrap());
+                }
+                stream.write_all(FOUR.as_bytes()).await.unwrap();
+                stream.shutdown().await.unwrap();
+            }
+        })
+        .await;
+        let base = format!("https://localhost:{}/", address.port()).parse().unwrap();
+        let target = OriginTarget { kind: OriginKind::Http { base } };
+        let opened = |bundle: Option<&str>| {
+            let envs = bundle.map(|path| (CA_BUNDLE.to_owned(), path.to_owned())).into_iter().collect();
+            let environment = StaticEnv { home_dir: None, envs };
+            Client::open(&target, &Credentials::anonymous(), patient(), &environment)
+        };
+        let trusting = opened(Some(PEM)).unwrap();
+        let Answer::Bytes { body, .. } = trusting.get(b"k", &range(0, 4)).await.unwrap() else { panic!() };
+        assert_eq!(all(body).await.unwrap(), b"abcd");
+        // A machine without any roots refuses at once; one with the usual ones does not know this server.
+        match opened(None) {
+            Ok(strict) => {
+                let error = strict.get(b"k", &range(0, 4)).await.unwrap_err();
+                assert!(matches!(error, OriginError::Unreachable { .. }), "{error}");
+            }
+            Err(error) => assert!(matches!(error, OriginError::Target { .. }), "{error}"),
+        }
+        let missing = opened(Some("/nowhere/roots.pem")).unwrap_err();
+        assert!(missing.to_string().contains("/nowhere/roots.pem"), "{missing}");
     })
     .await;
 }
