@@ -25,6 +25,36 @@ pub struct Cli {
 pub enum Command {
     /// Check a configuration and show what it comes to: cores, limits, problems. Takes what `serve` takes
     CheckConfig(Box<Settings>),
+    /// Make a device or file ours. Refuses what is mounted, in use, or bears another owner's mark
+    Format(FormatArgs),
+    /// Clear our superblocks from a drive, so that it can be formatted anew or given away
+    Wipe(DrivePath),
+    /// Show what a drive says of itself; changes nothing, also while a node serves from it
+    Inspect(DrivePath),
+}
+
+/// What `format` takes.
+#[derive(Args, Clone, Debug)]
+pub struct FormatArgs {
+    /// Device or file; a file that is not there is made
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+
+    /// Size of a new file, e.g. 100GiB; on a device, how much of it to use
+    #[arg(long, value_name = "SIZE", value_parser = said::<ByteSize>)]
+    pub size: Option<ByteSize>,
+
+    /// Overwrite what is there; never what is mounted or in use
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// One drive by its path.
+#[derive(Args, Clone, Debug)]
+pub struct DrivePath {
+    /// Device or file
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
 }
 
 /// What `serve` and `check-config` take; the file holds the same names, and a flag wins over it.
@@ -179,8 +209,7 @@ mod tests {
         let line = ["forebay-node", "check-config"].iter().chain(arguments);
         match Cli::try_parse_from(line).map_err(|error| error.to_string())?.command {
             Command::CheckConfig(settings) => Ok(*settings),
-            #[expect(unreachable_patterns, reason = "the only command so far")]
-            _ => Err("another command".to_owned()),
+            other => Err(format!("{other:?}")),
         }
     }
 
@@ -232,6 +261,17 @@ mod tests {
         assert_eq!(settings.memory, Some(ByteSize::gib(1)));
         assert!(settings.anonymous);
         assert_eq!(settings.connections, Some(9));
+    }
+
+    #[test]
+    fn format_takes_a_path_a_size_and_force() {
+        let line = ["forebay-node", "format", "/c/f", "--size", "1GiB", "--force"];
+        let Ok(Cli { command: Command::Format(args) }) = Cli::try_parse_from(line) else {
+            panic!("not parsed as format");
+        };
+        assert_eq!((args.path, args.size, args.force), ("/c/f".into(), Some(ByteSize::gib(1)), true));
+        assert!(Cli::try_parse_from(["forebay-node", "format"]).is_err());
+        assert!(Cli::try_parse_from(["forebay-node", "wipe", "/c/f", "--force"]).is_err());
     }
 
     #[test]

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use forebay_control_api::{AcceleratorSpec, ByteSize, Span};
 
-pub use cli::{Cli, Command, Settings};
+pub use cli::{Cli, Command, DrivePath, FormatArgs, Settings};
 pub use file::FileError;
 pub use host::{CoreMap, HostFacts, raise_descriptor_limit};
 pub use limits::{EXTENT_BYTES_HELD_MAX, Limits};
