@@ -12,8 +12,8 @@ use forebay_control_api::ByteSize;
 use forebay_dataplane::config::{self, Cli, Command, Config, FormatArgs, HostFacts, Limits, Settings};
 use forebay_dataplane::engine::probe;
 use forebay_dataplane::logs;
+use forebay_dataplane::store::Superblock;
 use forebay_dataplane::store::format::{self, FormatOptions, FormatReport, Inspection, WipeReport};
-use forebay_dataplane::store::superblock::Superblock;
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {

@@ -21,7 +21,7 @@ mod drive;
 pub mod format;
 mod segment;
 mod signature;
-pub mod superblock;
+mod superblock;
 #[expect(unsafe_code, reason = "four system calls")]
 mod sys;
 mod usage;
