@@ -498,15 +498,14 @@ impl PageState {
 
 impl State {
     fn take_slot(&mut self, class: u8, purpose: Purpose) -> Option<(u32, usize)> {
-        let page = match self.partial[class as usize].last() {
-            Some(page) => *page,
-            None => {
-                let page = self.pages_free.pop()?;
-                self.pages[page as usize].cut(class);
-                self.pages[page as usize].listed = true;
-                self.partial[class as usize].push(page);
-                page
-            }
+        let page = if let Some(page) = self.partial[class as usize].last() {
+            *page
+        } else {
+            let page = self.pages_free.pop()?;
+            self.pages[page as usize].cut(class);
+            self.pages[page as usize].listed = true;
+            self.partial[class as usize].push(page);
+            page
         };
         let state = &mut self.pages[page as usize];
         let slot = state.first_free().expect("a listed page has a free slot");

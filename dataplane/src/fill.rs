@@ -73,18 +73,21 @@ impl Claim {
         let Self { fills, run } = self;
         let interest = Interest(Arc::clone(&run));
         worker.counters.bump(Counter::FillsStarted, fills.len() as u64);
-        let run = Run { worker: Rc::clone(worker), entry: Arc::clone(entry), fills, writer: None, run };
+        let run =
+            Run { worker: Rc::clone(worker), entry: Arc::clone(entry), fills, writer: None, interest: run };
         tokio::task::spawn_local(run.bring(body));
         interest
     }
 }
 
 struct Run {
+    // The extents that are still to be filled, in order.
     worker: Rc<Worker>,
     entry: Arc<ObjectEntry>,
     fills: VecDeque<Arc<Fill>>,
     writer: Option<LeaseMut>,
-    run: Arc<()>,
+    /// Shared with those who are interested.
+    interest: Arc<()>,
 }
 
 impl Run {
@@ -232,7 +235,7 @@ impl Run {
 
     fn is_wanted(&self) -> bool {
         self.fills.is_empty()
-            || Arc::strong_count(&self.run) > 1
+            || Arc::strong_count(&self.interest) > 1
             || self.fills.iter().any(|fill| fill.is_awaited())
     }
 

@@ -167,7 +167,7 @@ impl Node {
                     Err(_) => metrics.bump(Counter::WritesRefused(WriteRefusal::Failed), 1),
                 });
                 if let Err(refused) = store.offer(lease.clone(), done) {
-                    self.metrics.bump(Counter::WritesRefused(refusal(&refused)), 1);
+                    self.metrics.bump(Counter::WritesRefused(refusal(refused)), 1);
                 }
             }
         }
@@ -206,7 +206,7 @@ impl Node {
     }
 }
 
-fn refusal(refused: &Refused) -> WriteRefusal {
+fn refusal(refused: Refused) -> WriteRefusal {
     match refused {
         Refused::QueueFull => WriteRefusal::QueueFull,
         Refused::Closed => WriteRefusal::Closed,

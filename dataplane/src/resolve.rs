@@ -208,7 +208,7 @@ async fn lead(worker: Rc<Worker>, leader: Leader, want: Want) {
             // An empty object has no first byte, and a short one not the byte that was asked for. Ask for what
             // every object has.
             Ok(Answer::Unsatisfiable { size: Some(0) }) if range != Some(AskRange::Whole) => {
-                range = Some(AskRange::Whole)
+                range = Some(AskRange::Whole);
             }
             Ok(Answer::Unsatisfiable { .. }) if range.is_some() => range = None,
             Ok(Answer::Other(relay)) if is_passing(relay.status) && repeats < REPEATS_MAX => {
@@ -235,16 +235,13 @@ async fn lead(worker: Rc<Worker>, leader: Leader, want: Want) {
 /// Puts the question: a GET of a range, or a HEAD.
 async fn put(worker: &Worker, resolve: &Resolve, range: Option<AskRange>) -> Result<Answer, OriginError> {
     let origin = worker.origin(resolve.key.accelerator);
-    match range {
-        Some(range) => {
-            worker.counters.bump(Counter::OriginRequests(OriginAsk::Get), 1);
-            let ask = Ask { range, if_match: None, if_none_match: None };
-            origin.get(&resolve.key.path, &ask).await
-        }
-        None => {
-            worker.counters.bump(Counter::OriginRequests(OriginAsk::Head), 1);
-            origin.head(&resolve.key.path, None).await
-        }
+    if let Some(range) = range {
+        worker.counters.bump(Counter::OriginRequests(OriginAsk::Get), 1);
+        let ask = Ask { range, if_match: None, if_none_match: None };
+        origin.get(&resolve.key.path, &ask).await
+    } else {
+        worker.counters.bump(Counter::OriginRequests(OriginAsk::Head), 1);
+        origin.head(&resolve.key.path, None).await
     }
 }
 
@@ -318,7 +315,7 @@ async fn answered(relay: Relay) -> Resolved {
     loop {
         match body.chunk().await {
             Ok(Some(bytes)) if whole.len() + bytes.len() <= ANSWER_BYTES_MAX => {
-                whole.extend_from_slice(&bytes)
+                whole.extend_from_slice(&bytes);
             }
             Ok(Some(_)) => return Resolved::Bypass,
             Ok(None) => return Resolved::Answered(Arc::new(Answered { status, headers, body: whole })),

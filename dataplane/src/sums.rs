@@ -77,8 +77,8 @@ mod tests {
 
     #[test]
     fn a_short_or_long_extent_fails() {
-        let sums = BlockSums::of(&[1; 70_000], VERSION, 0);
-        assert!(sums.first_bad(&[1; 69_999], VERSION, 0, 0).is_some());
-        assert!(sums.first_bad(&[1; 140_000], VERSION, 0, 0).is_some());
+        let sums = BlockSums::of(&vec![1; 70_000], VERSION, 0);
+        assert!(sums.first_bad(&vec![1; 69_999], VERSION, 0, 0).is_some());
+        assert!(sums.first_bad(&vec![1; 140_000], VERSION, 0, 0).is_some());
     }
 }

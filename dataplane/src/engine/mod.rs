@@ -228,7 +228,7 @@ impl Engine {
     pub fn adopt(&self, fd: OwnedFd) -> io::Result<Socket> {
         match self {
             Self::Uring(ring) => Ok(Socket::Uring(ring.adopt(fd))),
-            Self::Portable(portable) => portable.adopt(fd).map(Socket::Portable),
+            Self::Portable(_) => portable::Portable::adopt(fd).map(Socket::Portable),
             Self::Scripted(_) => Err(io::Error::other("the simulation makes its own connections")),
         }
     }

@@ -25,7 +25,7 @@ pub struct Portable;
 pub struct PortableSocket(AsyncFd<Socket>);
 
 impl Portable {
-    pub(super) fn adopt(&self, fd: OwnedFd) -> io::Result<PortableSocket> {
+    pub(super) fn adopt(fd: OwnedFd) -> io::Result<PortableSocket> {
         let socket = Socket::from(fd);
         socket.set_nonblocking(true)?;
         let interest = Interest::READABLE | Interest::WRITABLE;

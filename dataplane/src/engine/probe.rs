@@ -88,7 +88,12 @@ pub fn report() -> Report {
             findings.push(clones(&ring));
         }
         Err(error) => {
-            findings.push(Finding { what: "io_uring", needed: true, granted: false, remark: refusal(&error) })
+            findings.push(Finding {
+                what: "io_uring",
+                needed: true,
+                granted: false,
+                remark: refusal(&error),
+            });
         }
     }
     findings.push(memlock());

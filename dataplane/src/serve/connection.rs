@@ -25,7 +25,7 @@ use crate::http1::{
     BodyLength, HeadError, HeadLimits, HeadProgress, LAST_CHUNK, Method, RequestHead, ResponseHead,
     parse_head, write_chunk_head,
 };
-use crate::metrics::{CloseReason, Counter, StatusClass};
+use crate::metrics::{CloseReason, Counter, Outcome, StatusClass};
 use crate::origin::Body;
 
 /// Room for requests that is made at first; a head that needs more gets it, up to the limit.
@@ -168,7 +168,7 @@ impl Connection {
         bytes.clear();
         head.write(&mut bytes);
         bytes.extend_from_slice(&body);
-        self.count(&outcome, reply.status);
+        self.count(outcome, reply.status);
         self.send(Outgoing::header(bytes)).await?;
         Err(Ended(CloseReason::BadRequest))
     }
@@ -203,21 +203,20 @@ impl Connection {
         let chunked = matches!(payload, Payload::Relay(_, None)) && head.minor > 0;
         out.close = close || (matches!(payload, Payload::Relay(_, None)) && !chunked);
         out.body = match &payload {
-            Payload::None => BodyLength::None,
             // A HEAD that fails has no body, and says so.
             Payload::Own(_) if is_head => BodyLength::Length(0),
             Payload::Length(length) | Payload::Relay(_, Some(length)) => BodyLength::Length(*length),
             Payload::Own(bytes) => BodyLength::Length(bytes.len() as u64),
             Payload::Object(_, stream) => BodyLength::Length(stream.range().len()),
             Payload::Relay(_, None) if chunked => BodyLength::Chunked,
-            Payload::Relay(_, None) => BodyLength::None,
+            Payload::None | Payload::Relay(_, None) => BodyLength::None,
         };
         let ends = out.close && !close;
         let mut bytes = std::mem::take(&mut self.header);
         bytes.clear();
         out.write(&mut bytes);
         // Counted before the last byte leaves: whoever has it may ask for the numbers at once.
-        self.count(&outcome, status);
+        self.count(outcome, status);
         match payload {
             Payload::None | Payload::Length(_) => self.send(Outgoing::header(bytes)).await?,
             Payload::Own(_) if is_head => self.send(Outgoing::header(bytes)).await?,
@@ -231,8 +230,8 @@ impl Connection {
         if ends { Err(Ended(CloseReason::Finished)) } else { Ok(()) }
     }
 
-    fn count(&self, outcome: &crate::metrics::Outcome, status: u16) {
-        self.worker.counters.bump(Counter::Requests(*outcome, StatusClass::of(status)), 1);
+    fn count(&self, outcome: Outcome, status: u16) {
+        self.worker.counters.bump(Counter::Requests(outcome, StatusClass::of(status)), 1);
     }
 
     /// Sends bytes of our own, all of them.

@@ -88,9 +88,8 @@ impl Reply {
             Some(CacheOutcome::Drive) => Outcome::Drive,
             Some(CacheOutcome::Miss) => Outcome::Miss,
             Some(CacheOutcome::Partial) => Outcome::Partial,
-            Some(CacheOutcome::Bypass) => Outcome::Bypass,
             None if self.status >= 400 => Outcome::Error,
-            None => Outcome::Bypass,
+            Some(CacheOutcome::Bypass) | None => Outcome::Bypass,
         }
     }
 }

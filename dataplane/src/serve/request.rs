@@ -31,6 +31,7 @@ const ROUNDS_MAX: u32 = 3;
 
 /// What to do about a request.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "moved once a request; a box would be an allocation")]
 pub(crate) enum Route {
     /// Answer this.
     Reply(Reply),
@@ -127,10 +128,11 @@ fn is_special_header(name: &str) -> bool {
     let starts = |prefix: &&str| {
         name.len() >= prefix.len() && name.as_bytes()[..prefix.len()].eq_ignore_ascii_case(prefix.as_bytes())
     };
-    prefixes.iter().any(|prefix| starts(&prefix)) || name.eq_ignore_ascii_case("x-tos-trailer")
+    prefixes.iter().any(starts) || name.eq_ignore_ascii_case("x-tos-trailer")
 }
 
 /// What a read leads to.
+#[expect(clippy::large_enum_variant, reason = "moved once a request; a box would be an allocation")]
 pub(crate) enum Read {
     Reply(Reply),
     /// The object is not kept here: hand the request on.

@@ -159,7 +159,10 @@ fn open_drives(config: &Config, limits: &Limits, engine: EngineKind) -> Result<O
     let specs: Vec<_> = config
         .drives
         .iter()
-        .map(|drive| DriveSpec { path: drive.path.clone(), size: drive.size.map(|size| size.bytes()) })
+        .map(|drive| DriveSpec {
+            path: drive.path.clone(),
+            size: drive.size.map(forebay_control_api::ByteSize::bytes),
+        })
         .collect();
     for drive in config.drives.iter().filter(|drive| !drive.exists) {
         println!("making {} of {} bytes", drive.path.display(), drive.bytes);
@@ -257,7 +260,7 @@ fn probe_port(address: SocketAddr) -> io::Result<()> {
         match probe.bind(&address.into()) {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && now() < until => {
-                thread::sleep(BIND_PAUSE)
+                thread::sleep(BIND_PAUSE);
             }
             Err(error) => return Err(error),
         }

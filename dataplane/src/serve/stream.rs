@@ -92,12 +92,12 @@ impl ObjectStream {
         loop {
             let Some(piece) = self.piece() else { return Ok(None) };
             let fill = match self.entry.locate(piece.extent) {
-                Whereabouts::Ram(lease) => match self.from_ram(lease, &piece) {
+                Whereabouts::Ram(lease) => match self.take_from_ram(lease, &piece) {
                     Some(slice) => return Ok(Some(slice)),
                     None => continue,
                 },
                 Whereabouts::Drive(slot, sums, again) => {
-                    match self.from_drive(slot, &sums, &piece, again).await? {
+                    match self.take_from_drive(slot, &sums, &piece, again).await? {
                         Some(slice) => return Ok(Some(slice)),
                         None => continue,
                     }
@@ -121,7 +121,7 @@ impl ObjectStream {
     pub(crate) fn next_in_ram(&mut self) -> Option<Slice> {
         let piece = self.piece()?;
         match self.entry.locate(piece.extent) {
-            Whereabouts::Ram(lease) => self.from_ram(lease, &piece),
+            Whereabouts::Ram(lease) => self.take_from_ram(lease, &piece),
             _ => None,
         }
     }
@@ -135,7 +135,7 @@ impl ObjectStream {
         slice
     }
 
-    fn from_ram(&mut self, lease: Lease, piece: &Piece) -> Option<Slice> {
+    fn take_from_ram(&mut self, lease: Lease, piece: &Piece) -> Option<Slice> {
         if self.worker.is_sampled() && !self.is_right_in_ram(&lease, piece.extent) {
             self.entry.lose_extent(piece.extent);
             return None;
@@ -167,7 +167,7 @@ impl ObjectStream {
         }
     }
 
-    async fn from_drive(
+    async fn take_from_drive(
         &mut self,
         slot: Slot,
         sums: &BlockSums,
@@ -201,7 +201,7 @@ impl ObjectStream {
         // A slot that was reused while we read has somebody else's bytes: no need to call them bad.
         let right = read.is_ok()
             && node.drives.holds(slot)
-            && self.check(&lease.bytes(0..end - start), sums, piece.extent, blocks.start, Where::Drive);
+            && self.check(lease.bytes(0..end - start), sums, piece.extent, blocks.start, Where::Drive);
         if !right {
             self.entry.lose_slot(piece.extent, slot);
             return Ok(None);

@@ -1,0 +1,467 @@
+//! The whole node on an in-memory network, drive and origin, under a paused clock and a seed.
+//!
+//! Sockets and drive give short counts, errors, delays and completions out of order; the origin refuses, breaks
+//! off, stalls, ignores ranges and replaces objects under our hands. Whatever happens, a client gets the bytes
+//! of one version, or an error that it can see; nothing hangs; and all memory comes back.
+//!
+//! A failure names its seed: `FOREBAY_SEED=8412 cargo test -p forebay-dataplane --test simulation`.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_control_api::AcceleratorSpec;
+use forebay_dataplane::arena::{Arena, ArenaOptions};
+use forebay_dataplane::auth::Keys;
+use forebay_dataplane::config::Limits;
+use forebay_dataplane::engine::scripted::{Faults, Scripted, ScriptedDrive, ScriptedPeer};
+use forebay_dataplane::engine::{Engine, Socket};
+use forebay_dataplane::metrics::{Counter, Metrics, Where};
+use forebay_dataplane::node::{Accelerator, Drives, Node};
+use forebay_dataplane::origin::scripted::{Faults as OriginFaults, ScriptedOrigin};
+use forebay_dataplane::origin::{Origin, OriginKind, OriginLimits, OriginTarget};
+use forebay_dataplane::policy::Policy;
+use forebay_dataplane::serve::{Peer, Worker};
+use tokio::runtime::{Builder, LocalOptions};
+
+const MIB: usize = 1 << 20;
+/// Longest virtual time that a simulation may take before it counts as a hang.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    match std::env::var("FOREBAY_SEED") {
+        Ok(seed) => {
+            let seed = seed.parse().expect("FOREBAY_SEED is a number");
+            seed..seed + 1
+        }
+        Err(_) => 1..count + 1,
+    }
+}
+
+thread_local! {
+    /// Arenas are never unmapped, so the simulations of a thread share theirs; each must leave it as it was.
+    static ARENAS: RefCell<HashMap<usize, &'static Arena>> = RefCell::default();
+}
+
+fn arena(bytes: usize) -> &'static Arena {
+    ARENAS.with_borrow_mut(|arenas| {
+        *arenas.entry(bytes).or_insert_with(|| {
+            let (reads_bytes, fills_bytes) = (bytes / 8, bytes / 8);
+            Arena::build(ArenaOptions { bytes, reads_bytes, fills_bytes }).expect("memory")
+        })
+    })
+}
+
+fn limits(arena_bytes: usize) -> Limits {
+    let reserve = (arena_bytes / 8) as u64;
+    Limits {
+        connections_max: 10_000,
+        head_bytes_max: 16 << 10,
+        headers_max: 100,
+        requests_pipelined_max: 16,
+        fills_max: 32,
+        origin_connections_max: 64,
+        arena_bytes: arena_bytes as u64,
+        reads_reserve_bytes: reserve,
+        fills_reserve_bytes: reserve,
+        ram_reserve_bytes: arena_bytes as u64 - 2 * reserve,
+        send_pinned_bytes_per_connection_max: 2 * MIB as u64,
+        send_pinned_bytes_max: arena_bytes as u64 / 2,
+        writer_queue_bytes: 8 * MIB as u64,
+        objects_max: 10_000,
+        metadata_bytes_max: 64 << 20,
+        read_ahead_bytes_max: 8 * MIB as u64,
+        header_timeout: Duration::from_secs(10),
+        idle_timeout: Duration::from_secs(60),
+        send_stall: Duration::from_secs(30),
+        request_deadline: Duration::from_secs(60),
+        drain: Duration::from_secs(30),
+    }
+}
+
+/// A node of one worker in a simulated world.
+struct World {
+    node: Arc<Node>,
+    worker: Rc<Worker>,
+    scripted: Rc<Scripted>,
+    origin: ScriptedOrigin,
+}
+
+impl World {
+    fn new(seed: u64, arena_bytes: usize, accelerator: &str, faults: Faults) -> Self {
+        let spec: AcceleratorSpec = accelerator.parse().expect("an accelerator");
+        let extent_bytes = spec.extent_bytes() as u32;
+        let origin = ScriptedOrigin::new(seed);
+        let drive = ScriptedDrive::new(8, 4 * MIB);
+        let accelerator = Accelerator {
+            name: spec.name.as_str().into(),
+            target: OriginTarget { kind: OriginKind::Http { base: "http://origin".parse().expect("a URL") } },
+            policy: Policy::new(&spec).expect("a policy"),
+            grid: Accelerator::grid(extent_bytes),
+            extent_bytes,
+        };
+        let node = Node::new(
+            arena(arena_bytes),
+            Drives::Scripted(Arc::clone(&drive)),
+            Box::new([accelerator]),
+            Keys::new(true),
+            limits(arena_bytes),
+            Metrics::new(),
+        );
+        let scripted = Scripted::new(seed, faults, drive);
+        let origins = [Origin::scripted(origin.clone(), OriginLimits::default())];
+        let (orders, _) = tokio::sync::mpsc::unbounded_channel();
+        let peers = Box::new([Peer { load: Arc::default(), orders }]);
+        let engine = Engine::Scripted(Rc::clone(&scripted));
+        let worker = Worker::start(Arc::clone(&node), engine, Box::new(origins), 0, peers);
+        Self { node, worker, scripted, origin }
+    }
+
+    fn connect(&self) -> Client {
+        let (socket, peer) = self.scripted.connect();
+        let worker = Rc::clone(&self.worker);
+        tokio::task::spawn_local(async move { worker.serve(Socket::Scripted(socket)).await });
+        Client { peer, buffer: Vec::new() }
+    }
+}
+
+/// Runs a simulation to its end and checks that nothing is left behind.
+fn simulate<F: Future<Output = World>>(seed: u64, arena_bytes: usize, simulation: impl FnOnce() -> F) {
+    let runtime = Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build_local(LocalOptions::default())
+        .expect("a runtime");
+    runtime.block_on(async {
+        let ended = tokio::time::timeout(PATIENCE, simulation()).await;
+        let world = ended.unwrap_or_else(|_| panic!("seed {seed}: the simulation hangs"));
+        // What clients left behind ends by itself: fills, idle connections, orphaned operations.
+        for _ in 0..PATIENCE.as_secs() {
+            if world.scripted.in_flight() == 0 && world.origin.stats().open == 0 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(world.scripted.in_flight(), 0, "seed {seed}: operations hang");
+        assert_eq!(world.origin.stats().open, 0, "seed {seed}: origin requests hang");
+        assert_eq!(world.node.metrics.total(Counter::HitCopiedBytes), 0);
+    });
+    drop(runtime);
+    let status = arena(arena_bytes).status();
+    assert_eq!(status.pages_free * 2 * MIB as u64, status.bytes, "seed {seed}: memory is lost: {status:?}");
+}
+
+struct Client {
+    peer: ScriptedPeer,
+    buffer: Vec<u8>,
+}
+
+/// A response as it arrived.
+#[derive(Debug)]
+struct Response {
+    status: u16,
+    headers: HashMap<String, String>,
+    body: Vec<u8>,
+    /// Bytes of the body that were announced and did not come.
+    missing: u64,
+}
+
+impl Client {
+    fn ask(&self, method: &str, path: &str, headers: &str) {
+        self.peer.send(format!("{method} {path} HTTP/1.1\r\nHost: node\r\n{headers}\r\n").as_bytes());
+    }
+
+    /// `None` if the connection ended before a whole head.
+    async fn response(&mut self, is_head: bool, most: u64) -> Option<Response> {
+        let end = loop {
+            if let Some(end) = self.buffer.windows(4).position(|window| window == b"\r\n\r\n") {
+                break end + 4;
+            }
+            self.more().await?;
+        };
+        let head = String::from_utf8(self.buffer.drain(..end).collect()).expect("text");
+        let mut lines = head.lines();
+        let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
+        let headers: HashMap<_, _> = lines
+            .filter_map(|line| line.split_once(": "))
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+            .collect();
+        let length: u64 = headers.get("content-length").map_or(0, |length| length.parse().expect("a length"));
+        let expected = if is_head || status == 304 { 0 } else { length };
+        let wanted = expected.min(most);
+        while (self.buffer.len() as u64) < wanted {
+            if self.more().await.is_none() {
+                break;
+            }
+        }
+        let take = self.buffer.len().min(expected as usize);
+        let body: Vec<u8> = self.buffer.drain(..take).collect();
+        Some(Response { status, headers, missing: expected - body.len() as u64, body })
+    }
+
+    async fn more(&mut self) -> Option<()> {
+        match self.peer.recv(256 << 10).await {
+            Ok(bytes) if !bytes.is_empty() => {
+                self.buffer.extend_from_slice(&bytes);
+                Some(())
+            }
+            _ => None,
+        }
+    }
+}
+
+fn content(random: &mut fastrand::Rng, size: usize) -> Vec<u8> {
+    let mut bytes = vec![0; size];
+    random.fill(&mut bytes);
+    bytes
+}
+
+/// The sizes around every edge of a 64 KiB grid.
+const SIZES: [usize; 9] = [0, 1, 65_535, 65_536, 65_537, 131_072, 200_000, MIB + 1, 2 * MIB + 12_345];
+
+fn drawn_faults(random: &mut fastrand::Rng) -> (Faults, OriginFaults) {
+    let mut mille = |most: u32| if random.bool() { random.u32(..=most) } else { 0 };
+    let sockets = Faults {
+        short_per_mille: mille(800),
+        reset_per_mille: mille(5),
+        drive_per_mille: mille(100),
+        rot_per_mille: mille(100),
+        delay_max: Duration::from_micros(u64::from(mille(3000))),
+        window_bytes: 4096 << mille(6),
+    };
+    let origin = OriginFaults {
+        head_delay_max: Duration::from_millis(u64::from(mille(50))),
+        chunk_delay_max: Duration::from_millis(u64::from(mille(5))),
+        chunk_bytes_max: if random.bool() { random.usize(1000..200_000) } else { 0 },
+        refuse_permille: if random.bool() { random.u16(..50) } else { 0 },
+        busy_permille: if random.bool() { random.u16(..50) } else { 0 },
+        cut_permille: if random.bool() { random.u16(..150) } else { 0 },
+        stall_permille: if random.bool() { random.u16(..20) } else { 0 },
+        ignore_range_permille: if random.bool() { random.u16(..100) } else { 0 },
+        wrong_range_permille: if random.bool() { random.u16(..30) } else { 0 },
+        swap_permille: if random.bool() { random.u16(..50) } else { 0 },
+    };
+    (sockets, origin)
+}
+
+#[test]
+fn a_thousand_worlds_give_right_bytes_or_a_visible_error() {
+    const ARENA: usize = 32 * MIB;
+    let (mut whole, mut failed, mut cut) = (0_u64, 0_u64, 0_u64);
+    let mut bad_blocks = 0;
+    for seed in seeds(1000) {
+        let counted = Rc::new(RefCell::new((0, 0, 0, 0)));
+        let counts = Rc::clone(&counted);
+        simulate(seed, ARENA, || async move {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let (faults, origin_faults) = drawn_faults(&mut random);
+            let freshness = ["strict", "ttl:1s", "immutable"][random.usize(..3)];
+            let spec = format!("bucket=http://origin,freshness={freshness},extent=64KiB");
+            let world = World::new(seed, ARENA, &spec, faults);
+            for (index, size) in SIZES.into_iter().enumerate() {
+                world.origin.put(format!("k{index}").as_bytes(), content(&mut random, size));
+            }
+            world.origin.set_faults(origin_faults);
+            let clients: Vec<_> = (0..10)
+                .map(|_| {
+                    let (client, origin) = (world.connect(), world.origin.clone());
+                    let random = random.fork();
+                    tokio::task::spawn_local(visit(seed, client, origin, random))
+                })
+                .collect();
+            for client in clients {
+                let (right, refused, broken) = client.await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+                let mut counts = counts.borrow_mut();
+                counts.0 += right;
+                counts.1 += refused;
+                counts.2 += broken;
+            }
+            counts.borrow_mut().3 = world.node.metrics.total(Counter::BlocksBad(Where::Drive));
+            world
+        });
+        let (right, refused, broken, bad) = *counted.borrow();
+        whole += right;
+        failed += refused;
+        cut += broken;
+        bad_blocks += bad;
+    }
+    println!("{whole} whole answers, {failed} refused, {cut} cut or unanswered, {bad_blocks} bad blocks dropped");
+    if std::env::var_os("FOREBAY_SEED").is_none() {
+        assert!(whole > 10 * failed, "most answers are whole");
+        assert!(failed > 0 && cut > 0 && bad_blocks > 0, "the worlds were unfriendly enough to prove something");
+    }
+}
+
+/// One client's visit: some requests on one connection. Counts whole answers, refusals, and broken ones.
+async fn visit(
+    seed: u64,
+    mut client: Client,
+    origin: ScriptedOrigin,
+    mut random: fastrand::Rng,
+) -> (u64, u64, u64) {
+    let (mut right, mut refused) = (0, 0);
+    for _ in 0..random.u32(1..6) {
+        let index = random.usize(..SIZES.len());
+        let (key, size) = (format!("k{index}"), SIZES[index] as u64);
+        let is_head = random.u32(..10) == 0;
+        let range = match random.u32(..4) {
+            0 => None,
+            1 => Some(format!("bytes=-{}", random.u64(1..=size.max(1)))),
+            2 => Some(format!("bytes={}-", random.u64(..=size))),
+            _ => {
+                let first = random.u64(..=size);
+                Some(format!("bytes={first}-{}", first + random.u64(..100_000)))
+            }
+        };
+        let header = range.as_ref().map(|range| format!("Range: {range}\r\n")).unwrap_or_default();
+        client.ask(if is_head { "HEAD" } else { "GET" }, &format!("/bucket/{key}"), &header);
+        // Some clients leave half-way.
+        let most = if random.u32(..12) == 0 { random.u64(..=size) } else { u64::MAX };
+        let Some(response) = client.response(is_head, most).await else { return (right, refused, 1) };
+        match response.status {
+            200 | 206 => {
+                check(seed, &key, range.as_deref(), is_head, &response, &origin);
+                if response.missing > 0 {
+                    return (right, refused, u64::from(most == u64::MAX));
+                }
+                right += 1;
+            }
+            416 => {
+                let total = format!("bytes */{size}");
+                assert_eq!(response.headers.get("content-range"), Some(&total), "seed {seed} {key} {range:?}");
+                right += 1;
+            }
+            500..=599 => refused += 1,
+            other => panic!("seed {seed}: {key} {range:?} was answered {other}: {response:?}"),
+        }
+    }
+    (right, refused, 0)
+}
+
+/// What came is what the version of its `ETag` has in this range, as far as it came.
+fn check(
+    seed: u64,
+    key: &str,
+    range: Option<&str>,
+    is_head: bool,
+    response: &Response,
+    origin: &ScriptedOrigin,
+) {
+    let etag = response.headers.get("etag").unwrap_or_else(|| panic!("seed {seed}: {key} came without an ETag"));
+    let known = origin.bytes_of(key.as_bytes(), etag);
+    let bytes = known.unwrap_or_else(|| panic!("seed {seed}: {key} never had the ETag {etag}"));
+    let expected = match (response.status, range) {
+        (206, Some(range)) => {
+            let (first, last) = range.trim_start_matches("bytes=").split_once('-').expect("a range");
+            let size = bytes.len();
+            let (start, end) = match (first.parse::<usize>(), last.parse::<usize>()) {
+                (Ok(first), Ok(last)) => (first, size.min(last + 1)),
+                (Ok(first), Err(_)) => (first, size),
+                (Err(_), Ok(suffix)) => (size.saturating_sub(suffix), size),
+                (Err(_), Err(_)) => unreachable!("the test makes its ranges"),
+            };
+            let said = format!("bytes {start}-{}/{size}", end - 1);
+            assert_eq!(response.headers.get("content-range"), Some(&said), "seed {seed} {key} {range}");
+            &bytes[start..end]
+        }
+        (200, None) => &bytes[..],
+        other => panic!("seed {seed}: {key} {other:?}"),
+    };
+    let length = response.headers["content-length"].parse::<usize>().expect("a length");
+    assert_eq!(length, expected.len(), "seed {seed} {key} {range:?}");
+    if !is_head {
+        assert!(response.body == expected[..response.body.len()], "seed {seed}: wrong bytes of {key} {range:?}");
+    }
+}
+
+#[test]
+fn a_herd_on_a_cold_object_makes_few_origin_requests() {
+    const ARENA: usize = 64 * MIB;
+    for seed in seeds(20) {
+        simulate(seed, ARENA, || async move {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let faults = Faults {
+                short_per_mille: 500,
+                delay_max: Duration::from_millis(2),
+                window_bytes: 64 << 10,
+                ..Faults::NONE
+            };
+            let world = World::new(seed, ARENA, "bucket=http://origin,freshness=ttl:60s", faults);
+            let bytes = content(&mut random, 8 * MIB);
+            world.origin.put(b"cold", bytes.clone());
+            world.origin.set_faults(OriginFaults {
+                head_delay_max: Duration::from_millis(30),
+                chunk_delay_max: Duration::from_millis(2),
+                chunk_bytes_max: 100_000,
+                ..OriginFaults::default()
+            });
+            let bytes = Rc::new(bytes);
+            let clients: Vec<_> = (0..256)
+                .map(|index| {
+                    let (mut client, bytes) = (world.connect(), Rc::clone(&bytes));
+                    tokio::task::spawn_local(async move {
+                        client.ask("GET", "/bucket/cold", "");
+                        // The first leaves half-way; it must not take the others with it.
+                        let most = if index == 0 { 4 << 20 } else { u64::MAX };
+                        let response = client.response(false, most).await.expect("an answer");
+                        assert_eq!(response.status, 200);
+                        assert!(response.body == bytes[..response.body.len()], "seed {seed}: wrong bytes");
+                        assert!(index == 0 || response.missing == 0, "seed {seed}: {} missing", response.missing);
+                    })
+                })
+                .collect();
+            for client in clients {
+                client.await.expect("a client");
+            }
+            let stats = world.origin.stats();
+            assert!(stats.gets <= 8, "seed {seed}: {} origin GETs", stats.gets);
+            assert_eq!(stats.heads, 0, "seed {seed}");
+            world
+        });
+    }
+}
+
+#[test]
+fn stopped_readers_do_not_stop_the_others() {
+    const ARENA: usize = 64 * MIB;
+    for seed in seeds(2) {
+        simulate(seed, ARENA, || async move {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let faults = Faults { delay_max: Duration::from_micros(500), window_bytes: 16 << 10, ..Faults::NONE };
+            let world = World::new(seed, ARENA, "bucket=http://origin,freshness=immutable", faults);
+            let objects: Rc<Vec<_>> = Rc::new((0..100).map(|_| content(&mut random, MIB)).collect());
+            for (index, bytes) in objects.iter().enumerate() {
+                world.origin.put(format!("o{index}").as_bytes(), bytes.clone());
+            }
+            // Each takes a little of an object and then never reads again.
+            let mut stopped = Vec::new();
+            for index in 0..300 {
+                let mut client = world.connect();
+                client.ask("GET", &format!("/bucket/o{}", index % 100), "");
+                let response = client.response(false, 1000).await.expect("an answer");
+                assert_eq!(response.status, 200);
+                stopped.push(client);
+            }
+            let readers: Vec<_> = (0..700)
+                .map(|index| {
+                    let (mut client, objects) = (world.connect(), Rc::clone(&objects));
+                    tokio::task::spawn_local(async move {
+                        let object = (index * 7) % 100;
+                        client.ask("GET", &format!("/bucket/o{object}"), "");
+                        let response = client.response(false, u64::MAX).await.expect("an answer");
+                        assert_eq!(response.status, 200, "seed {seed}");
+                        assert!(response.body == objects[object], "seed {seed}: wrong or missing bytes");
+                    })
+                })
+                .collect();
+            for reader in readers {
+                reader.await.expect("a reader goes on");
+            }
+            drop(stopped);
+            world
+        });
+    }
+}
