@@ -30,8 +30,8 @@ pub(crate) enum Command {
 /// Which node, and how to show its reply.
 #[derive(Args, Debug)]
 pub(crate) struct Door {
-    /// The node's admin door: http://HOST:PORT or unix:/path/to/socket
-    #[arg(long, value_name = "NODE", default_value = "http://127.0.0.1:7071")]
+    /// The node's admin door, HTTP or a socket file (unix:PATH)
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7071")]
     node: NodeAddress,
 
     /// File with the node's admin token
@@ -291,7 +291,7 @@ mod tests {
 
         /// Runs a command line against the door.
         fn run(&self, arguments: &[&str]) -> Result<String, String> {
-            let line = ["forebay-control", "node"].iter().chain(arguments).chain(&["--node", &self.node]);
+            let line = [&["forebay-control", "node"], arguments, &["--node", &self.node]].concat();
             let crate::Cli { command: crate::Command::Node(command) } =
                 crate::Cli::try_parse_from(line).map_err(|error| error.to_string())?;
             let runtime =

@@ -60,6 +60,7 @@ fn serve(settings: Settings) -> Done {
     let filter = std::env::var(logs::VARIABLE).ok();
     logs::start(filter.as_deref()).map_err(cannot_be)?;
     let config = load(settings)?;
+    Limits::derive(&config).map_err(cannot_be)?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }

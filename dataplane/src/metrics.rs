@@ -57,7 +57,7 @@ macro_rules! table {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum $table {
-            $( #[doc = $help] $variant $( ( $( $type ),+ ) )?, )+
+            $( #[doc = concat!("`", $name, "`")] $variant $( ( $( $type ),+ ) )?, )+
         }
 
         impl $table {

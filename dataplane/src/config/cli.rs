@@ -25,7 +25,7 @@ pub struct Cli {
 pub enum Command {
     /// Serve: accelerate buckets until a signal or an order to drain
     Serve(Box<Settings>),
-    /// Try what this host grants (io_uring, registered memory, limits) and say what to turn
+    /// Try what this host grants (rings, registered memory, limits) and say what to turn
     Doctor,
     /// Check a configuration and show what it comes to: cores, limits, problems. Takes what `serve` takes
     CheckConfig(Box<Settings>),
