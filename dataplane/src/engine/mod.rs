@@ -259,8 +259,8 @@ impl Engine {
         }
     }
 
-    /// Sends header and slices in one operation. A count short of all means that `watch` was interrupted or
-    /// the connection broke half-way: the caller consumes what left; if it broke, the next send says so.
+    /// Sends header and slices in one operation, and gives back what has not left. Something is left when
+    /// `watch` was interrupted or the connection broke half-way; if it broke, the next send says so.
     ///
     /// # Errors
     /// As sendmsg(2), if not one byte has left.

@@ -220,7 +220,11 @@ impl Ring {
             Err(error) if super::says_nothing(&error) => Ok(0),
             result => result,
         };
-        (result, frame.outgoing)
+        let mut outgoing = frame.outgoing;
+        if let Ok(sent) = result {
+            outgoing.consume(sent);
+        }
+        (result, outgoing)
     }
 
     pub(super) async fn writable(self: &Rc<Self>, socket: &RingSocket) -> io::Result<()> {
