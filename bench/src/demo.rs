@@ -106,7 +106,7 @@ pub fn demo(args: &DemoArgs, stop: &'static AtomicBool, argv: Vec<String>) -> Re
     node_command.args(["--anonymous", "--engine", &args.engine]);
     node_command.stdout(Stdio::null());
     let mut node = Running::start("forebay-node", &mut node_command, &folder.join("node.log"))?;
-    node.wait_ready(&format!("http://127.0.0.1:{admin_port}/readyz"), Duration::from_secs(60), stop)?;
+    node.wait_ready(&format!("http://127.0.0.1:{admin_port}/readyz"), Duration::from_mins(1), stop)?;
     // Both children run; from here on the client has its own core, which the emulator shares.
     let pinned = client_core.filter(|core| core_affinity::set_for_current(*core));
 

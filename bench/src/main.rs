@@ -121,7 +121,7 @@ struct RunArgs {
     /// Whether the accelerator is warmed first and must then not ask the origin
     #[arg(long, value_enum, default_value = "warm")]
     cache: CacheState,
-    /// Sign requests (v4) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, outside the clock
+    /// Sign requests (v4) with the AWS keys of the environment, outside the clock
     #[arg(long, default_value = "none", value_parser = ["none", "v4"])]
     sign: String,
     /// Region that signatures name

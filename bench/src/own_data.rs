@@ -31,10 +31,10 @@ use twox_hash::xxhash3_64::Hasher;
 /// What of whose data is read.
 #[derive(clap::Args, Clone, Debug)]
 pub struct TryArgs {
-    /// What to read: s3://bucket or s3://bucket/prefix
+    /// What to read: `s3://bucket` or `s3://bucket/prefix`
     #[arg(value_name = "S3_URL")]
     pub source: String,
-    /// The store [default: AWS in the region], for example http://127.0.0.1:9000
+    /// The store [default: AWS in the region], for example `http://127.0.0.1:9000`
     #[arg(long, value_name = "URL")]
     pub endpoint: Option<String>,
     /// Its region
@@ -212,7 +212,7 @@ fn start_node(args: &TryArgs, bucket: &str, endpoint: &str, total: u64, stop: &A
     );
     command.args(["--accelerator", &accelerator]).stdout(Stdio::null());
     let mut running = Running::start("forebay-node", &mut command, &folder.path().join("node.log"))?;
-    running.wait_ready(&format!("http://127.0.0.1:{admin_port}/readyz"), Duration::from_secs(60), stop)?;
+    running.wait_ready(&format!("http://127.0.0.1:{admin_port}/readyz"), Duration::from_mins(1), stop)?;
     Ok(Node { url: format!("http://127.0.0.1:{port}/{bucket}"), _running: running, _folder: folder })
 }
 
@@ -383,7 +383,7 @@ struct Got {
 }
 
 const TEXT_BYTES_MAX: usize = 16 << 20;
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(2);
 const CREDENTIALS_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Door {

@@ -46,6 +46,8 @@ struct Connection {
     serial: u64,
     inbox: Vec<u8>,
     readable: bool,
+    // The peer sends no more: a short read has not emptied the socket, its end is still to be read.
+    hung_up: bool,
     pending: Option<Pending>,
     sending: Option<Sending>,
     // The deadline that has a timer, so that stray events do not add more.
@@ -147,6 +149,9 @@ impl Server {
                 let place = event.data.u64() as usize;
                 if let Some(connection) = self.connections.get_mut(place).and_then(Option::as_mut) {
                     let flags = event.flags;
+                    connection.hung_up |= flags.intersects(
+                        epoll::EventFlags::HUP | epoll::EventFlags::RDHUP | epoll::EventFlags::ERR,
+                    );
                     connection.readable |= flags.intersects(
                         epoll::EventFlags::IN
                             | epoll::EventFlags::HUP
@@ -190,7 +195,10 @@ impl Server {
                 self.connections.push(None);
                 self.connections.len() - 1
             });
-            let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+            let flags = epoll::EventFlags::IN
+                | epoll::EventFlags::OUT
+                | epoll::EventFlags::RDHUP
+                | epoll::EventFlags::ET;
             if epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(place as u64), flags).is_err() {
                 self.free.push(place);
                 continue;
@@ -202,6 +210,7 @@ impl Server {
                 serial: self.opened,
                 inbox: Vec::new(),
                 readable: true,
+                hung_up: false,
                 pending: None,
                 sending: None,
                 armed_ns: 0,
@@ -276,7 +285,7 @@ impl Connection {
             Ok(0) => Turn::Close,
             Ok(count) => {
                 // A short read emptied the socket; the next bytes make a new edge.
-                self.readable = count == scratch.len();
+                self.readable = count == scratch.len() || self.hung_up;
                 self.inbox.extend_from_slice(&scratch[..count]);
                 Turn::Again
             }
@@ -414,7 +423,7 @@ fn parse(inbox: &[u8]) -> Result<Option<(Pending, bool)>, ()> {
             name if name.eq_ignore_ascii_case("if-match") => request.if_match = Some(text()),
             name if name.eq_ignore_ascii_case("if-none-match") => request.if_none_match = Some(text()),
             name if name.eq_ignore_ascii_case("content-length") => {
-                body_bytes = text().parse().map_err(|_| ())?
+                body_bytes = text().parse().map_err(|_| ())?;
             }
             name if name.eq_ignore_ascii_case("expect") => expects = true,
             name if name.eq_ignore_ascii_case("transfer-encoding") => {
