@@ -199,9 +199,10 @@ fn measure(args: &RunArgs, rows: &[Row], changes: Changes) -> Result<u8> {
         stop: stop::on_signals()?,
         progress: !args.quiet,
     };
+    // Before anything is pinned: it tells how many cores there are.
+    let environment = Environment::look();
     pin(args.cpu)?;
     let started = timestamp();
-    let environment = Environment::look();
     let mut outcomes = Vec::new();
     for workload in workloads {
         let outcome = run(&setup, workload)?;

@@ -73,6 +73,8 @@ struct Sending {
     // Whether the deadline lay ahead when it was set: only such a write can be late.
     timed: bool,
     blocked: bool,
+    // The peer held the body up and it has not caught up with its deadlines: what is late now is not our doing.
+    behind_peer: bool,
     pace_ns_per_mib: u64,
     plain: bool,
     delay_counted: bool,
@@ -335,6 +337,7 @@ impl Connection {
                     origin.stats_mut().counts_mut().peer_blocked += 1;
                 }
                 sending.timed = false;
+                sending.behind_peer = true;
                 sending.blocked = true;
                 Turn::Wait
             }
@@ -355,6 +358,7 @@ impl Sending {
             deadline_ns: now,
             timed: false,
             blocked: false,
+            behind_peer: false,
             pace_ns_per_mib: 0,
             plain: true,
             delay_counted: answer.qos_ns >= MILLISECOND_NS,
@@ -393,8 +397,10 @@ impl Sending {
             origin.stats_mut().counts_mut().qos_delayed += 1;
         }
         self.granted += bytes;
-        self.timed = paced.max(allowed) > self.deadline_ns;
-        self.deadline_ns = paced.max(allowed);
+        let deadline_ns = paced.max(allowed);
+        self.behind_peer &= deadline_ns <= now_ns();
+        self.timed = deadline_ns > self.deadline_ns && !self.behind_peer;
+        self.deadline_ns = deadline_ns;
     }
 }
 
