@@ -121,13 +121,70 @@ impl Drop for Running {
     }
 }
 
-/// A port of loopback that was free a moment ago.
+/// What a node is started with, beside its addresses.
+pub struct NodePlan<'a> {
+    /// The program.
+    pub program: &'a Path,
+    /// `--cores`.
+    pub cores: String,
+    /// `--memory`.
+    pub memory: &'a str,
+    /// `--drive`, bytes; a file in `folder`.
+    pub drive_bytes: u64,
+    /// `--accelerator`.
+    pub accelerator: String,
+    /// `--engine`.
+    pub engine: &'a str,
+    /// Where the drive's file and the log go.
+    pub folder: &'a Path,
+}
+
+/// Starts a node on free ports of loopback and waits until it is ready; the node and `http://host:port`.
 ///
 /// # Errors
-/// There is none.
-pub fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("looking for a free port")?;
-    Ok(listener.local_addr()?.port())
+/// It cannot be started or does not become ready; its last words are in the error.
+pub fn start_node(plan: &NodePlan, stop: &AtomicBool) -> Result<(Running, String)> {
+    let log = plan.folder.join("node.log");
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let [port, admin_port] = free_ports()?;
+        let mut command = Command::new(plan.program);
+        command.arg("serve");
+        command.args([
+            "--listen",
+            &format!("127.0.0.1:{port}"),
+            "--admin",
+            &format!("127.0.0.1:{admin_port}"),
+        ]);
+        command.args([
+            "--cores",
+            &plan.cores,
+            "--memory",
+            plan.memory,
+            "--anonymous",
+            "--engine",
+            plan.engine,
+        ]);
+        let drive = plan.folder.join("drive.forebay");
+        command.args(["--drive", &format!("path={},size={}MiB", drive.display(), plan.drive_bytes >> 20)]);
+        command.args(["--accelerator", &plan.accelerator]).stdout(Stdio::null());
+        let mut node = Running::start("forebay-node", &mut command, &log)?;
+        match node.wait_ready(&format!("http://127.0.0.1:{admin_port}/readyz"), Duration::from_mins(1), stop)
+        {
+            Ok(()) => return Ok((node, format!("http://127.0.0.1:{port}"))),
+            // Another program took the port between our look and the node's bind.
+            Err(_) if tries < 3 && node.last_words().contains("in use") => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+// Two different ports of loopback that are free now: both are held until both are known.
+fn free_ports() -> Result<[u16; 2]> {
+    let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("looking for a free port");
+    let (one, two) = (listen()?, listen()?);
+    Ok([one.local_addr()?.port(), two.local_addr()?.port()])
 }
 
 /// The node's binary beside ours; built by cargo, with our own profile, when it is not there.

@@ -3,7 +3,7 @@
 //! It needs no rights, no network and no store; it leaves nothing behind.
 #![forbid(unsafe_code)]
 
-use crate::children::{Running, free_port, node_binary};
+use crate::children::{NodePlan, Running, node_binary, start_node};
 use crate::client::plain::OriginDoor;
 use crate::client::{Target, Verify};
 use crate::environment::Environment;
@@ -22,7 +22,7 @@ const BULK_OBJECTS: u64 = 1500;
 const DOWNLOADS: u64 = 60;
 // All of the data twice over, so that nothing is evicted while it is warm.
 const MEMORY: &str = "512MiB";
-const DRIVE: &str = "1GiB";
+const DRIVE_BYTES: u64 = 1 << 30;
 // Longer than the whole demo: a warm block then has no reason to ask the origin.
 const FRESHNESS: &str = "ttl:600s";
 
@@ -67,6 +67,8 @@ pub fn demo(args: &DemoArgs, stop: &'static AtomicBool, argv: Vec<String>) -> Re
         (None, Some(folder)) => folder.path().to_path_buf(),
         (None, None) => std::env::temp_dir(),
     };
+    // Before anything is pinned: it tells how many cores there are.
+    let environment = Environment::look();
     let cores = core_affinity::get_core_ids().unwrap_or_default();
     let (node_core, client_core) = match cores[..] {
         [first, second, ..] => (Some(first), Some(second)),
@@ -90,29 +92,22 @@ pub fn demo(args: &DemoArgs, stop: &'static AtomicBool, argv: Vec<String>) -> Re
     let mut origin = Running::start("the origin emulator", &mut origin_command, &folder.join("origin.log"))?;
     let origin_url = origin.first_line()?;
 
-    let (port, admin_port) = (free_port()?, free_port()?);
-    let mut node_command = Command::new(&node_program);
-    node_command.arg("serve");
-    node_command.args([
-        "--listen",
-        &format!("127.0.0.1:{port}"),
-        "--admin",
-        &format!("127.0.0.1:{admin_port}"),
-    ]);
-    node_command.args(["--cores", &node_core.map_or("auto".to_owned(), |core| core.id.to_string())]);
-    node_command.args(["--memory", MEMORY]);
-    node_command.args(["--drive", &format!("path={},size={DRIVE}", folder.join("drive.forebay").display())]);
-    node_command.args(["--accelerator", &format!("{BUCKET}={origin_url}/{BUCKET},freshness={FRESHNESS}")]);
-    node_command.args(["--anonymous", "--engine", &args.engine]);
-    node_command.stdout(Stdio::null());
-    let mut node = Running::start("forebay-node", &mut node_command, &folder.join("node.log"))?;
-    node.wait_ready(&format!("http://127.0.0.1:{admin_port}/readyz"), Duration::from_secs(60), stop)?;
+    let plan = NodePlan {
+        program: &node_program,
+        cores: node_core.map_or("auto".to_owned(), |core| core.id.to_string()),
+        memory: MEMORY,
+        drive_bytes: DRIVE_BYTES,
+        accelerator: format!("{BUCKET}={origin_url}/{BUCKET},freshness={FRESHNESS}"),
+        engine: &args.engine,
+        folder: &folder,
+    };
+    let (mut node, node_url) = start_node(&plan, stop)?;
     // Both children run; from here on the client has its own core, which the emulator shares.
     let pinned = client_core.filter(|core| core_affinity::set_for_current(*core));
 
     let setup = Setup {
         direct: Target::parse(&format!("{origin_url}/{BUCKET}")).map_err(anyhow::Error::msg)?,
-        accel: Target::parse(&format!("http://127.0.0.1:{port}/{BUCKET}")).map_err(anyhow::Error::msg)?,
+        accel: Target::parse(&format!("{node_url}/{BUCKET}")).map_err(anyhow::Error::msg)?,
         door: Some(OriginDoor::parse(&origin_url).map_err(anyhow::Error::msg)?),
         rounds: args.rounds,
         verify: Verify::Full,
@@ -136,7 +131,6 @@ pub fn demo(args: &DemoArgs, stop: &'static AtomicBool, argv: Vec<String>) -> Re
         "The origin is EMULATED on this machine, with the delays that the document implies. About {expected:.0} seconds."
     );
     let started = timestamp();
-    let environment = Environment::look();
     let mut outcomes = Vec::new();
     for workload in workloads {
         outcomes.push(run(&setup, workload)?);

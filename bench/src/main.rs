@@ -121,7 +121,7 @@ struct RunArgs {
     /// Whether the accelerator is warmed first and must then not ask the origin
     #[arg(long, value_enum, default_value = "warm")]
     cache: CacheState,
-    /// Sign requests (v4) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, outside the clock
+    /// Sign requests (v4) with the AWS keys of the environment, outside the clock
     #[arg(long, default_value = "none", value_parser = ["none", "v4"])]
     sign: String,
     /// Region that signatures name
@@ -199,9 +199,10 @@ fn measure(args: &RunArgs, rows: &[Row], changes: Changes) -> Result<u8> {
         stop: stop::on_signals()?,
         progress: !args.quiet,
     };
+    // Before anything is pinned: it tells how many cores there are.
+    let environment = Environment::look();
     pin(args.cpu)?;
     let started = timestamp();
-    let environment = Environment::look();
     let mut outcomes = Vec::new();
     for workload in workloads {
         let outcome = run(&setup, workload)?;

@@ -4,7 +4,7 @@
 //! weather is part of the figures. It reads only, asks nothing, and stops at its caps.
 #![forbid(unsafe_code)]
 
-use crate::children::{Running, free_port, node_binary};
+use crate::children::{NodePlan, Running, node_binary, start_node};
 use crate::client::plain::{list_path, parse_page};
 use crate::clock::now_ns;
 use crate::recorder::Metric;
@@ -22,7 +22,6 @@ use reqsign_core::{Context, HttpSend, OsEnv, Signer};
 use reqsign_file_read_tokio::TokioFileRead;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -31,10 +30,10 @@ use twox_hash::xxhash3_64::Hasher;
 /// What of whose data is read.
 #[derive(clap::Args, Clone, Debug)]
 pub struct TryArgs {
-    /// What to read: s3://bucket or s3://bucket/prefix
+    /// What to read: `s3://bucket` or `s3://bucket/prefix`
     #[arg(value_name = "S3_URL")]
     pub source: String,
-    /// The store [default: AWS in the region], for example http://127.0.0.1:9000
+    /// The store [default: AWS in the region], for example `http://127.0.0.1:9000`
     #[arg(long, value_name = "URL")]
     pub endpoint: Option<String>,
     /// Its region
@@ -106,7 +105,7 @@ pub fn try_own_data(args: &TryArgs, stop: &'static AtomicBool) -> Result<u8> {
         },
     );
     let node =
-        if args.accel.is_empty() { Some(start_node(args, bucket, &endpoint, total, stop)?) } else { None };
+        if args.accel.is_empty() { Some(trial_node(args, bucket, &endpoint, total, stop)?) } else { None };
     let mut sides = args.accel.clone();
     sides.extend(node.as_ref().map(|node| node.url.clone()));
 
@@ -193,27 +192,25 @@ struct Node {
     _folder: tempfile::TempDir,
 }
 
-fn start_node(args: &TryArgs, bucket: &str, endpoint: &str, total: u64, stop: &AtomicBool) -> Result<Node> {
+fn trial_node(args: &TryArgs, bucket: &str, endpoint: &str, total: u64, stop: &AtomicBool) -> Result<Node> {
     let program = node_binary(stop)?;
     let folder =
         tempfile::Builder::new().prefix("forebay-try-").tempdir().context("making a folder for the node")?;
-    let (port, admin_port) = (free_port()?, free_port()?);
-    // Twice the data, in whole segments: nothing is evicted between the passes.
-    let drive_mib = (2 * total).div_ceil(64 << 20).max(8) * 64;
-    let mut command = Command::new(program);
-    command.arg("serve");
-    command.args(["--listen", &format!("127.0.0.1:{port}"), "--admin", &format!("127.0.0.1:{admin_port}")]);
-    command.args(["--cores", "auto", "--memory", "512MiB", "--anonymous", "--engine", &args.engine]);
-    let drive = folder.path().join("drive.forebay");
-    command.args(["--drive", &format!("path={},size={drive_mib}MiB", drive.display())]);
-    let accelerator = format!(
-        "{bucket}=s3://{bucket},endpoint={endpoint},region={},freshness={}",
-        args.region, args.freshness
-    );
-    command.args(["--accelerator", &accelerator]).stdout(Stdio::null());
-    let mut running = Running::start("forebay-node", &mut command, &folder.path().join("node.log"))?;
-    running.wait_ready(&format!("http://127.0.0.1:{admin_port}/readyz"), Duration::from_secs(60), stop)?;
-    Ok(Node { url: format!("http://127.0.0.1:{port}/{bucket}"), _running: running, _folder: folder })
+    let plan = NodePlan {
+        program: &program,
+        cores: "auto".to_owned(),
+        memory: "512MiB",
+        // Twice the data, in whole segments: nothing is evicted between the passes.
+        drive_bytes: (2 * total).div_ceil(64 << 20).max(8) * (64 << 20),
+        accelerator: format!(
+            "{bucket}=s3://{bucket},endpoint={endpoint},region={},freshness={}",
+            args.region, args.freshness
+        ),
+        engine: &args.engine,
+        folder: folder.path(),
+    };
+    let (running, url) = start_node(&plan, stop)?;
+    Ok(Node { url: format!("{url}/{bucket}"), _running: running, _folder: folder })
 }
 
 struct Pass {
@@ -383,7 +380,7 @@ struct Got {
 }
 
 const TEXT_BYTES_MAX: usize = 16 << 20;
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(2);
 const CREDENTIALS_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Door {

@@ -268,9 +268,9 @@ impl Block {
             .then(|| self.latency.sum_s() / self.transfer_window.seconds)
     }
 
-    /// Share of one processor that the client used, 0 to 1.
+    /// Share of one processor that the client used, 0 to 1; a window below a second is too short to say.
     pub fn client_cpu(&self) -> Option<f64> {
-        (self.transfer_window.seconds > 0.0).then(|| self.client_cpu_seconds / self.transfer_window.seconds)
+        (self.transfer_window.seconds >= 1.0).then(|| self.client_cpu_seconds / self.transfer_window.seconds)
     }
 
     /// All errors.

@@ -12,7 +12,9 @@ import random
 import sys
 
 import house
+from botocore.exceptions import BotoCoreError, ClientError
 
+BROKEN = (BotoCoreError, ClientError)
 MIB = 1 << 20
 SIZES = [0, 1, 65535, 65536, 65537, MIB - 1, MIB, MIB + 1, 10_000_000, 100_000_000]
 RANGES = 500
@@ -30,21 +32,32 @@ class Boto:
 
     def whole(self, keys):
         for key in keys:
-            answer = self.client.get_object(Bucket=self.accelerator, Key=key)
-            yield key, answer["Body"].read(), tier_of(answer)
+            body, tier, _ = self._get(Key=key)
+            yield key, body, tier
 
     def download(self, keys):
         """download_file: a HEAD, then parallel ranges under If-Match."""
         for key in keys:
             target = io.BytesIO()
-            self.client.download_fileobj(self.accelerator, key, target)
+            try:
+                self.client.download_fileobj(self.accelerator, key, target)
+            except BROKEN as error:
+                print(f"download_file {key}: {error}")
             yield key, target.getvalue()
 
     def ranges(self, wanted):
         for key, text, _, _ in wanted:
-            answer = self.client.get_object(Bucket=self.accelerator, Key=key, Range=f"bytes={text}")
-            status = answer["ResponseMetadata"]["HTTPStatusCode"]
-            yield answer["Body"].read(), tier_of(answer), status
+            yield self._get(Key=key, Range=f"bytes={text}")
+
+    def _get(self, **ask):
+        """(body, tier, status); a failure is no body, and its error is printed."""
+        try:
+            answer = self.client.get_object(Bucket=self.accelerator, **ask)
+            told = answer["ResponseMetadata"]
+            return answer["Body"].read(), told["HTTPHeaders"].get("x-forebay-cache", ""), told["HTTPStatusCode"]
+        except BROKEN as error:
+            print(f"{ask}: {error}")
+            return None, "", 0
 
 
 class Curl:
@@ -77,8 +90,8 @@ class Curl:
             os.remove(file)
 
 
-def tier_of(answer):
-    return answer["ResponseMetadata"]["HTTPHeaders"].get("x-forebay-cache", "")
+def length_of(body):
+    return "no body" if body is None else f"{len(body)} bytes"
 
 
 def random_ranges(rng, objects):
@@ -104,7 +117,7 @@ def random_ranges(rng, objects):
 def read_whole(tally, label, reader, objects, tiers):
     """All objects whole; `tiers` are the words allowed in x-forebay-cache for those that have bytes."""
     for key, body, tier in reader.whole(list(objects)):
-        tally.check(f"{label} whole {key}", body == objects[key], f"{len(body)} bytes")
+        tally.check(f"{label} whole {key}", body == objects[key], length_of(body))
         if objects[key]:
             tally.check(f"{label} whole {key} comes from {'/'.join(tiers)}", tier in tiers, f"`{tier}`")
 
@@ -115,7 +128,7 @@ def read_ranges(tally, label, reader, objects, wanted, tiers):
     for (key, text, first, end), (body, tier, status) in zip(wanted, reader.ranges(wanted)):
         seen[tier] = seen.get(tier, 0) + 1
         if status != 206 or body != objects[key][first:end]:
-            wrong.append(f"{key} {text}: status {status}, {len(body)} bytes")
+            wrong.append(f"{key} {text}: status {status}, {length_of(body)}")
     tally.check(f"{label} {RANGES} ranges", not wrong, "; ".join(wrong[:5]))
     tally.check(f"{label} ranges come from {'/'.join(tiers)}", set(seen) <= set(tiers), str(seen))
     return seen
@@ -145,7 +158,7 @@ def through(tally, label, engine, kind, origin, objects, wanted):
         whole, ranges = kind(node, "whole"), kind(node, "ranges")
         read_whole(tally, f"{label} cold", whole, objects, ["miss"])
         for key, body in whole.download(list(objects)):
-            tally.check(f"{label} download_file {key}", body == objects[key], f"{len(body)} bytes")
+            tally.check(f"{label} download_file {key}", body == objects[key], length_of(body))
         seen = read_ranges(tally, f"{label} cold", ranges, objects, wanted, ["miss", "partial", "ram"])
         tally.check(f"{label} some of the cold ranges were misses", seen.get("miss", 0) > 0, str(seen))
 

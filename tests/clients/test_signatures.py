@@ -12,11 +12,12 @@ import sys
 import botocore.auth
 import house
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 
 KEY, SECRET = "node-key", "node-secret-of-some-length"
 BUCKET = "signed-bucket"
-ODD_KEYS = ["plain", "dir/a b+c&%~é.bin", "a//b", "trailing/slash/", "colon:and=equals", "%2F-is-not-a-slash"]
+ODD_KEYS = ["plain", "dir/a b+c&%~é.bin", "deep/" * 20 + "x",
+            "colon:and=equals;and,comma", "%2F-is-not-a-slash", "quote'and\"double", "ünïcödé/漢字"]
 
 
 def keys(access, secret):
@@ -45,22 +46,17 @@ def main():
     body = random.Random(1).randbytes(3_000_000)
     with house.S3Origin(BUCKET) as origin:
         for key in ODD_KEYS:
-            try:
-                origin.client().put_object(Bucket=BUCKET, Key=key, Body=body + key.encode())
-            except ClientError as error:
-                print(f"the origin itself refuses {key!r}: {error}")
-        kept = [entry["Key"] for entry in origin.client().list_objects_v2(Bucket=BUCKET).get("Contents", [])]
-        tally.check("the origin holds most of the odd keys", len(kept) >= 4, str(kept))
+            origin.client().put_object(Bucket=BUCKET, Key=key, Body=body + key.encode())
         for engine in ["uring", "portable"]:
-            one_engine(tally, engine, origin, kept, body)
+            one_engine(tally, engine, origin, body)
     return tally.close()
 
 
-def one_engine(tally, engine, origin, kept, body):
+def one_engine(tally, engine, origin, body):
     environment = {"FOREBAY_ACCESS_KEY": KEY, "FOREBAY_SECRET_KEY": SECRET}
     with house.Node(engine, origin, [BUCKET], "128MiB", environment=environment, anonymous=False) as node:
         client = node.client(**keys(KEY, SECRET))
-        for key in kept:
+        for key in ODD_KEYS:
             told = None
             try:
                 answer = client.get_object(Bucket=BUCKET, Key=key)
@@ -68,7 +64,7 @@ def one_engine(tally, engine, origin, kept, body):
                 ranged = client.get_object(Bucket=BUCKET, Key=key, Range="bytes=1000-1999", IfMatch=answer["ETag"])
                 good = good and ranged["Body"].read() == body[1000:2000]
                 good = good and client.head_object(Bucket=BUCKET, Key=key)["ContentLength"] == len(body + key.encode())
-            except ClientError as error:
+            except (BotoCoreError, ClientError) as error:
                 good, told = False, error
             tally.check(f"{engine} signed reads of {key!r}", good, str(told))
 
@@ -103,7 +99,7 @@ def one_engine(tally, engine, origin, kept, body):
 
     with house.Node(engine, origin, [BUCKET], "128MiB", anonymous=False) as node:
         told = refused(tally, f"{engine} without any key everybody is refused",
-                       lambda: node.client().get_object(Bucket=BUCKET, Key=kept[0]), "AccessDenied")
+                       lambda: node.client().get_object(Bucket=BUCKET, Key=ODD_KEYS[0]), "AccessDenied")
         words = told[2] if told else ""
         tally.check(f"{engine} and the refusal names the remedy", "FOREBAY_ACCESS_KEY" in words or
                     "--anonymous" in words, words)

@@ -50,7 +50,7 @@ pub struct Job<'a> {
     pub timeout: Duration,
 }
 
-/// The ETag of each object as first seen, on whichever side: later ones must be the same.
+/// The `ETag` of each object as first seen, on whichever side: later ones must be the same.
 #[derive(Default)]
 pub struct EtagLedger {
     seen: Vec<u64>,
@@ -148,6 +148,8 @@ struct Lane {
     stream: TcpStream,
     busy: bool,
     done_once: bool,
+    // The peer sends no more: a short read has not emptied the socket, its end is still to be read.
+    hung_up: bool,
     request: Vec<u8>,
     request_sent: usize,
     // `bucket/key`, to compute the content from.
@@ -187,6 +189,7 @@ impl Lane {
             stream,
             busy: false,
             done_once: false,
+            hung_up: false,
             request: Vec::with_capacity(1024),
             request_sent: 0,
             name: Vec::with_capacity(256),
@@ -226,7 +229,12 @@ impl Run<'_> {
             }
             for event in &events {
                 let place = event.data.u64() as usize;
-                self.lane_ready(&mut lanes[place], place)?;
+                let lane = &mut lanes[place];
+                let flags = event.flags;
+                lane.hung_up |= flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP);
+                if lane.busy {
+                    self.lane_ready(lane, place);
+                }
             }
             if stop.load(Ordering::Relaxed) {
                 return Err(io::Error::new(io::ErrorKind::Interrupted, "stopped by a signal"));
@@ -244,35 +252,28 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn lane_ready(&mut self, lane: &mut Lane, place: usize) -> io::Result<()> {
-        while lane.busy {
-            let outcome =
-                if lane.request_sent < lane.request.len() { send(lane) } else { self.receive(lane) };
-            match outcome {
-                Outcome::Waiting => return Ok(()),
-                Outcome::Ended => {
-                    let close = lane.answer.is_none_or(|answer| answer.close);
-                    self.end(lane);
-                    if close && self.issued < self.job.count {
-                        self.reconnect(lane, place);
-                    } else {
-                        self.next_request(lane);
-                        if let Outcome::Lost(why) = send(lane) {
-                            self.lose(lane, &why);
-                            self.reconnect(lane, place);
-                        }
-                    }
-                    // The answer was read to its last byte and nothing else can be there yet: wait for the edge.
-                    return Ok(());
+    fn lane_ready(&mut self, lane: &mut Lane, place: usize) {
+        match self.receive(lane) {
+            Outcome::Waiting => {}
+            Outcome::Ended => {
+                let close = lane.answer.is_none_or(|answer| answer.close);
+                self.end(lane);
+                if close && self.issued < self.job.count {
+                    self.reconnect(lane, place);
+                    return;
                 }
-                Outcome::Lost(why) => {
+                // The answer was read to its last byte and nothing else can be there yet: the next edge tells.
+                self.next_request(lane);
+                if let Outcome::Lost(why) = send(lane) {
                     self.lose(lane, &why);
                     self.reconnect(lane, place);
-                    return Ok(());
                 }
             }
+            Outcome::Lost(why) => {
+                self.lose(lane, &why);
+                self.reconnect(lane, place);
+            }
         }
-        Ok(())
     }
 
     // A new connection and the next request on it. The block ends when no connection can be made any more.
@@ -282,6 +283,7 @@ impl Run<'_> {
             match connect(self.job.target, self.job.timeout, &self.epoll, place, &mut self.block) {
                 Ok(stream) => {
                     lane.stream = stream;
+                    lane.hung_up = false;
                     self.next_request(lane);
                     match send(lane) {
                         Outcome::Lost(why) => self.lose(lane, &why),
@@ -369,7 +371,7 @@ impl Run<'_> {
                         body = used - held..count;
                     }
                     Ok(None) if lane.head.len() < HEAD_BYTES_MAX => {
-                        if count < self.buffer.len() {
+                        if count < self.buffer.len() && !lane.hung_up {
                             return Outcome::Waiting;
                         }
                         continue;
@@ -397,7 +399,7 @@ impl Run<'_> {
                 self.last_end = now;
                 return Outcome::Ended;
             }
-            if count < self.buffer.len() {
+            if count < self.buffer.len() && !lane.hung_up {
                 return Outcome::Waiting;
             }
         }

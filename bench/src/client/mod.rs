@@ -60,7 +60,7 @@ impl Target {
 pub enum Verify {
     /// Every byte against the pattern, and all facts.
     Full,
-    /// Status, lengths and the ETag, but no bytes: for data that has not the pattern.
+    /// Status, lengths and the `ETag`, but no bytes: for data that has not the pattern.
     Length,
 }
 

@@ -232,7 +232,7 @@ pub fn parse_page(body: &[u8]) -> Result<Page, String> {
                         page.objects.push((key, size));
                     }
                     ["ListBucketResult", "NextContinuationToken"] => {
-                        page.next = Some(std::mem::take(&mut text))
+                        page.next = Some(std::mem::take(&mut text));
                     }
                     ["Error", "Code"] => return Err(format!("the store answered {}", text.trim())),
                     _ => {}

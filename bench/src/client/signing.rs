@@ -1,4 +1,4 @@
-//! SigV4 for the closed loop: every object's headers are signed before the clock runs.
+//! Signatures (AWS version 4) for the closed loop: every object's headers are signed before the clock runs.
 //!
 //! A signature holds for a quarter of an hour, a block lasts less; so signing costs nothing while measuring.
 #![forbid(unsafe_code)]

@@ -13,7 +13,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use serde_json::json;
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 use twox_hash::xxhash3_64::Hasher;
 
@@ -59,7 +59,7 @@ pub enum Body {
     /// Nothing.
     None,
     /// Ready bytes, without pacing (listings, errors, the emulator's own door).
-    Plain(Rc<[u8]>),
+    Plain(Arc<[u8]>),
     /// Bytes of an object: from, to.
     Object {
         /// Where they come from.
@@ -94,7 +94,7 @@ impl Body {
             Self::None => {}
             Self::Plain(bytes) => out.copy_from_slice(&bytes[position as usize..position as usize + take]),
             Self::Object { source: Source::Generated(content), start, .. } => {
-                content.fill(start + position, out)
+                content.fill(start + position, out);
             }
             Self::Object { source: Source::Kept(bytes), start, .. } => {
                 let from = (start + position) as usize;
@@ -546,12 +546,12 @@ impl Reply {
     }
 
     fn xml(mut self, text: String) -> Self {
-        self.body = Body::Plain(Rc::from(text.into_bytes()));
+        self.body = Body::Plain(Arc::from(text.into_bytes()));
         self.header("Content-Type", "application/xml")
     }
 
     fn json(mut self, value: &serde_json::Value) -> Self {
-        self.body = Body::Plain(Rc::from(value.to_string().into_bytes()));
+        self.body = Body::Plain(Arc::from(value.to_string().into_bytes()));
         self.header("Content-Type", "application/json")
     }
 

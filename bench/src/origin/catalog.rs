@@ -10,7 +10,7 @@ use crate::content::{Content, splitmix64};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::rc::Rc;
+use std::sync::Arc;
 use twox_hash::xxhash3_64::Hasher;
 
 /// All PUT bodies together, bytes; a PUT beyond it is refused with 507.
@@ -69,7 +69,7 @@ pub enum Source {
     /// Computed.
     Generated(Content),
     /// Kept from a PUT.
-    Kept(Rc<[u8]>),
+    Kept(Arc<[u8]>),
 }
 
 /// One line of a listing.
@@ -86,7 +86,7 @@ pub struct Listed {
 }
 
 enum Exception {
-    Kept { version: u32, body: Rc<[u8]> },
+    Kept { version: u32, body: Arc<[u8]> },
     Deleted { version: u32 },
 }
 
@@ -141,7 +141,7 @@ impl Catalog {
                 version: *version,
                 class: Class::Hot,
                 etag: kept_etag(body, *version),
-                source: Source::Kept(Rc::clone(body)),
+                source: Source::Kept(Arc::clone(body)),
             }),
             None => {
                 let dataset = self.dataset_of(bucket, key)?;

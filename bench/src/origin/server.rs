@@ -46,6 +46,8 @@ struct Connection {
     serial: u64,
     inbox: Vec<u8>,
     readable: bool,
+    // The peer sends no more: a short read has not emptied the socket, its end is still to be read.
+    hung_up: bool,
     pending: Option<Pending>,
     sending: Option<Sending>,
     // The deadline that has a timer, so that stray events do not add more.
@@ -71,6 +73,8 @@ struct Sending {
     // Whether the deadline lay ahead when it was set: only such a write can be late.
     timed: bool,
     blocked: bool,
+    // The peer held the body up and it has not caught up with its deadlines: what is late now is not our doing.
+    behind_peer: bool,
     pace_ns_per_mib: u64,
     plain: bool,
     delay_counted: bool,
@@ -147,6 +151,9 @@ impl Server {
                 let place = event.data.u64() as usize;
                 if let Some(connection) = self.connections.get_mut(place).and_then(Option::as_mut) {
                     let flags = event.flags;
+                    connection.hung_up |= flags.intersects(
+                        epoll::EventFlags::HUP | epoll::EventFlags::RDHUP | epoll::EventFlags::ERR,
+                    );
                     connection.readable |= flags.intersects(
                         epoll::EventFlags::IN
                             | epoll::EventFlags::HUP
@@ -190,7 +197,10 @@ impl Server {
                 self.connections.push(None);
                 self.connections.len() - 1
             });
-            let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+            let flags = epoll::EventFlags::IN
+                | epoll::EventFlags::OUT
+                | epoll::EventFlags::RDHUP
+                | epoll::EventFlags::ET;
             if epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(place as u64), flags).is_err() {
                 self.free.push(place);
                 continue;
@@ -202,6 +212,7 @@ impl Server {
                 serial: self.opened,
                 inbox: Vec::new(),
                 readable: true,
+                hung_up: false,
                 pending: None,
                 sending: None,
                 armed_ns: 0,
@@ -276,7 +287,7 @@ impl Connection {
             Ok(0) => Turn::Close,
             Ok(count) => {
                 // A short read emptied the socket; the next bytes make a new edge.
-                self.readable = count == scratch.len();
+                self.readable = count == scratch.len() || self.hung_up;
                 self.inbox.extend_from_slice(&scratch[..count]);
                 Turn::Again
             }
@@ -326,6 +337,7 @@ impl Connection {
                     origin.stats_mut().counts_mut().peer_blocked += 1;
                 }
                 sending.timed = false;
+                sending.behind_peer = true;
                 sending.blocked = true;
                 Turn::Wait
             }
@@ -346,6 +358,7 @@ impl Sending {
             deadline_ns: now,
             timed: false,
             blocked: false,
+            behind_peer: false,
             pace_ns_per_mib: 0,
             plain: true,
             delay_counted: answer.qos_ns >= MILLISECOND_NS,
@@ -384,8 +397,10 @@ impl Sending {
             origin.stats_mut().counts_mut().qos_delayed += 1;
         }
         self.granted += bytes;
-        self.timed = paced.max(allowed) > self.deadline_ns;
-        self.deadline_ns = paced.max(allowed);
+        let deadline_ns = paced.max(allowed);
+        self.behind_peer &= deadline_ns <= now_ns();
+        self.timed = deadline_ns > self.deadline_ns && !self.behind_peer;
+        self.deadline_ns = deadline_ns;
     }
 }
 
@@ -414,7 +429,7 @@ fn parse(inbox: &[u8]) -> Result<Option<(Pending, bool)>, ()> {
             name if name.eq_ignore_ascii_case("if-match") => request.if_match = Some(text()),
             name if name.eq_ignore_ascii_case("if-none-match") => request.if_none_match = Some(text()),
             name if name.eq_ignore_ascii_case("content-length") => {
-                body_bytes = text().parse().map_err(|_| ())?
+                body_bytes = text().parse().map_err(|_| ())?;
             }
             name if name.eq_ignore_ascii_case("expect") => expects = true,
             name if name.eq_ignore_ascii_case("transfer-encoding") => {

@@ -224,10 +224,11 @@ fn keys(config: &Config) -> Result<Keys> {
 fn bind(config: &Config) -> Result<Vec<Vec<(SocketAddr, OwnedFd)>>> {
     let mut addresses = config.listen.clone();
     let mut all = Vec::new();
-    for _ in &config.cores.workers {
+    for worker in 0..config.cores.workers.len() {
         let mut sockets = Vec::new();
         for address in &mut addresses {
-            let socket = bind_one(*address)
+            // From the second worker on, the port is taken: by us.
+            let socket = bind_one(*address, worker == 0)
                 .with_context(|| format!("listening on {address}; is another program on that port?"))?;
             // Port 0 means any, but the same for all workers.
             *address = socket.local_addr()?.as_socket().context("an internet address")?;
@@ -238,10 +239,10 @@ fn bind(config: &Config) -> Result<Vec<Vec<(SocketAddr, OwnedFd)>>> {
     Ok(all)
 }
 
-fn bind_one(address: SocketAddr) -> io::Result<RawSocket> {
+fn bind_one(address: SocketAddr, must_be_free: bool) -> io::Result<RawSocket> {
     let socket = RawSocket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
-    if address.port() != 0 {
+    if must_be_free && address.port() != 0 {
         probe_port(address)?;
     }
     socket.set_reuse_port(true)?;
