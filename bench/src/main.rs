@@ -56,8 +56,8 @@ enum Command {
 ///
 /// Objects are declared, not stored: `--dataset`, or `PUT /_emu/datasets` with a JSON list of bucket, prefix,
 /// count, size (bytes), and optionally class (hot, cold) and version. They are named prefix + eight digits.
-/// Bodies of PUTs are kept in memory, 64 MiB in all. `GET /_emu/stats`, `POST /_emu/stats/reset` and
-/// `GET`/`PUT /_emu/profile` show and change the rest.
+/// Bodies of PUTs are kept in memory, 64 MiB in all. `GET /_emu/stats`, `POST /_emu/stats/reset`,
+/// `PUT /_emu/round` (same round, same draws) and `GET`/`PUT /_emu/profile` show and change the rest.
 #[derive(clap::Args)]
 struct OriginArgs {
     /// Where to listen; port 0 takes a free one

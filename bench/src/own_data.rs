@@ -426,7 +426,9 @@ impl Door {
             length: 0,
             hash: 0,
             etag: header("etag"),
-            cache: header("x-forebay-cache"),
+            cache: Some(header("x-forebay-cache"))
+                .filter(|word| !word.is_empty())
+                .unwrap_or("unsaid".to_owned()),
             latency_ns: 0,
             first_byte_ns: 0,
             body: Vec::new(),

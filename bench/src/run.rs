@@ -248,6 +248,9 @@ pub fn run(setup: &Setup, workload: Workload) -> Result<Outcome> {
             } else {
                 (0.0, 0)
             };
+            if let Some(door) = &setup.door {
+                door.begin_round(round + 1).context("beginning a round at the emulator")?;
+            }
             let before = counts(setup)?;
             let mut block = lanes::run(&job(accel, workload.count), &mut etags, setup.stop)
                 .with_context(|| format!("asking {}", target.url))?;

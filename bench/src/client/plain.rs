@@ -161,6 +161,14 @@ impl OriginDoor {
         self.ask("POST", "/_emu/stats/reset", b"").map(drop)
     }
 
+    /// Begins the draws of a round anew: two spans of the same round meet the same delays, key by key.
+    ///
+    /// # Errors
+    /// The emulator is away.
+    pub fn begin_round(&self, round: u32) -> io::Result<()> {
+        self.ask("PUT", "/_emu/round", round.to_string().as_bytes()).map(drop)
+    }
+
     /// The parameters in force.
     ///
     /// # Errors

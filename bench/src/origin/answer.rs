@@ -113,6 +113,8 @@ pub struct Origin {
     stats: Stats,
     // How often each key was asked, by its hash: the ordinal of the next draw.
     ordinals: HashMap<u64, u32>,
+    // Both sides of a pair are one round, so that they meet the same luck.
+    round: u32,
     requests: Bucket,
     bytes: Bucket,
 }
@@ -127,6 +129,7 @@ impl Origin {
             catalog: Catalog::default(),
             stats: Stats::default(),
             ordinals: HashMap::new(),
+            round: 0,
             requests,
             bytes,
         }
@@ -174,7 +177,7 @@ impl Origin {
         }
         let key_hash = Hasher::oneshot(path.as_bytes());
         let ordinal = self.ordinals.entry(key_hash).or_default();
-        let draw = self.profile.draw(self.seed, key_hash, *ordinal, kind);
+        let draw = self.profile.draw(self.seed, key_hash, (self.round, *ordinal), kind);
         *ordinal += 1;
         let mut qos_ns = self.requests.reserve(now_ns, 1.0) - now_ns;
         if !reply.body.is_empty() {
@@ -317,31 +320,37 @@ impl Origin {
     }
 
     fn own_door(&mut self, method: &str, door: &str, body: &[u8]) -> Answer {
-        let outcome =
-            match (method, door) {
-                ("GET", "stats") => Ok(json!(self.stats.report())),
-                ("POST", "stats/reset") => {
-                    self.stats.reset();
-                    Ok(json!({}))
+        let outcome = match (method, door) {
+            ("GET", "stats") => Ok(json!(self.stats.report())),
+            ("POST", "stats/reset") => {
+                self.stats.reset();
+                Ok(json!({}))
+            }
+            ("PUT", "round") => parse::<u32>(body).map(|round| {
+                self.round = round;
+                self.ordinals.clear();
+                json!(round)
+            }),
+            ("GET", "profile") => Ok(self.profile_text()),
+            ("PUT", "profile") => parse::<Profile>(body).and_then(|profile| {
+                profile.check()?;
+                (self.requests, self.bytes) = buckets(&profile);
+                self.profile = profile;
+                self.ordinals.clear();
+                Ok(self.profile_text())
+            }),
+            ("GET", "datasets") => Ok(json!(self.catalog.datasets())),
+            ("PUT", "datasets") => parse::<Vec<Dataset>>(body).and_then(|datasets| {
+                for dataset in datasets {
+                    self.catalog.declare(dataset)?;
                 }
-                ("GET", "profile") => Ok(self.profile_text()),
-                ("PUT", "profile") => parse::<Profile>(body).and_then(|profile| {
-                    profile.check()?;
-                    (self.requests, self.bytes) = buckets(&profile);
-                    self.profile = profile;
-                    self.ordinals.clear();
-                    Ok(self.profile_text())
-                }),
-                ("GET", "datasets") => Ok(json!(self.catalog.datasets())),
-                ("PUT", "datasets") => parse::<Vec<Dataset>>(body).and_then(|datasets| {
-                    for dataset in datasets {
-                        self.catalog.declare(dataset)?;
-                    }
-                    Ok(json!(self.catalog.datasets()))
-                }),
-                _ => Err("there are GET stats, POST stats/reset, GET and PUT profile, GET and PUT datasets"
-                    .to_owned()),
-            };
+                Ok(json!(self.catalog.datasets()))
+            }),
+            _ => Err(
+                "there are GET stats, POST stats/reset, PUT round, GET and PUT profile, GET and PUT datasets"
+                    .to_owned(),
+            ),
+        };
         let reply = match outcome {
             Ok(value) => Reply::new(200).json(&value),
             Err(error) => Reply::new(400).json(&json!({ "error": error })),
@@ -590,4 +599,54 @@ impl Reply {
 /// The content of an object with a generated body, for who wants to check it.
 pub fn generated(bucket: &str, key: &str, version: u32) -> Content {
     Content::new(format!("{bucket}/{key}").as_bytes(), version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(origin: &mut Origin, method: &str, target: &str, body: &[u8]) -> Answer {
+        let request = Request { method: method.into(), target: target.into(), ..Request::default() };
+        origin.answer(&request, body, 1_000_000_000)
+    }
+
+    #[test]
+    fn two_sides_of_a_round_meet_the_same_luck_and_the_next_round_another() {
+        let mut origin = Origin::new(Profile::named("tos-intranet-v1").expect("built in"), 7);
+        ask(&mut origin, "PUT", "/_emu/datasets", br#"[{"bucket":"b","prefix":"d/","count":9,"size":100}]"#);
+        let mut side = |round: &str| {
+            ask(&mut origin, "PUT", "/_emu/round", round.as_bytes());
+            let mut draws = Vec::new();
+            for index in [3, 1, 3] {
+                draws.push(
+                    ask(&mut origin, "GET", &format!("/b/d/0000000{index}"), b"").draw.expect("delayed"),
+                );
+            }
+            draws
+        };
+        let first = side("1");
+        assert_eq!(first, side("1"));
+        assert_ne!(first, side("2"));
+        assert_ne!(first[0], first[2], "the second request for a key is another draw");
+    }
+
+    #[test]
+    fn what_it_does_not_do_it_says() {
+        let mut origin = Origin::new(Profile::named("raw").expect("built in"), 7);
+        ask(&mut origin, "PUT", "/_emu/datasets", br#"[{"bucket":"b","prefix":"d/","count":1,"size":1}]"#);
+        for (method, target) in
+            [("POST", "/b/d/00000000?uploads"), ("GET", "/b?acl"), ("OPTIONS", "/b/d/00000000")]
+        {
+            let answer = ask(&mut origin, method, target, b"");
+            assert!(answer.head.starts_with(b"HTTP/1.1 501 "), "{method} {target}");
+        }
+        assert!(ask(&mut origin, "GET", "/_emu/nothing", b"").head.starts_with(b"HTTP/1.1 400 "));
+        let refused = ask(
+            &mut origin,
+            "PUT",
+            "/_emu/datasets",
+            br#"[{"bucket":"a/b","prefix":"","count":1,"size":1}]"#,
+        );
+        assert!(refused.head.starts_with(b"HTTP/1.1 400 "));
+    }
 }

@@ -175,14 +175,18 @@ impl Profile {
         hex::encode(Sha256::digest(written))
     }
 
-    /// The luck of the `ordinal`-th request (from 0) for one key.
-    pub fn draw(&self, seed: u64, key_hash: u64, ordinal: u32, kind: Kind) -> Draw {
+    /// The luck of the `ordinal`-th request (from 0) for one key in one round of a comparison.
+    pub fn draw(&self, seed: u64, key_hash: u64, (round, ordinal): (u32, u32), kind: Kind) -> Draw {
         let salt = match kind {
             Kind::Get(_) => 0,
             Kind::Head => 1,
             Kind::List => 2,
         };
-        let state = splitmix64(seed ^ splitmix64(key_hash ^ splitmix64(u64::from(ordinal) << 2 | salt)));
+        let state = splitmix64(
+            seed ^ splitmix64(
+                key_hash ^ splitmix64((u64::from(round) << 34) | (u64::from(ordinal) << 2) | salt),
+            ),
+        );
         let mut luck = Luck { state };
         let first = match kind {
             Kind::Get(Class::Hot) => self.first_byte_hot,
@@ -268,12 +272,13 @@ mod tests {
     #[test]
     fn a_draw_is_a_pure_function_of_seed_key_and_ordinal() {
         let profile = Profile::named("tos-intranet-v1").expect("built in");
-        let draw = profile.draw(42, 7, 3, Kind::Get(Class::Hot));
-        assert_eq!(draw, profile.draw(42, 7, 3, Kind::Get(Class::Hot)));
-        assert_ne!(draw, profile.draw(43, 7, 3, Kind::Get(Class::Hot)));
-        assert_ne!(draw, profile.draw(42, 8, 3, Kind::Get(Class::Hot)));
-        assert_ne!(draw, profile.draw(42, 7, 4, Kind::Get(Class::Hot)));
-        assert_ne!(draw, profile.draw(42, 7, 3, Kind::Head));
+        let draw = profile.draw(42, 7, (0, 3), Kind::Get(Class::Hot));
+        assert_eq!(draw, profile.draw(42, 7, (0, 3), Kind::Get(Class::Hot)));
+        assert_ne!(draw, profile.draw(43, 7, (0, 3), Kind::Get(Class::Hot)));
+        assert_ne!(draw, profile.draw(42, 8, (0, 3), Kind::Get(Class::Hot)));
+        assert_ne!(draw, profile.draw(42, 7, (0, 4), Kind::Get(Class::Hot)));
+        assert_ne!(draw, profile.draw(42, 7, (1, 3), Kind::Get(Class::Hot)));
+        assert_ne!(draw, profile.draw(42, 7, (0, 3), Kind::Head));
     }
 
     #[test]
@@ -282,7 +287,7 @@ mod tests {
         let mut first = Vec::new();
         let mut pace = Vec::new();
         for key in 0..20_000 {
-            let draw = profile.draw(1, splitmix64(key), 0, Kind::Get(Class::Hot));
+            let draw = profile.draw(1, splitmix64(key), (0, 0), Kind::Get(Class::Hot));
             first.push(draw.first_byte_ns as f64 / 1e6);
             pace.push(draw.pace_ns_per_mib as f64 / 1e6);
         }
@@ -292,14 +297,14 @@ mod tests {
         assert!((mean(&pace) - 10.2).abs() < 0.1, "{}", mean(&pace));
         assert!((percentile(&mut pace, 0.5) - 9.6).abs() < 0.2);
         assert!(percentile(&mut pace, 0.99) > 20.0, "the slow mode is there");
-        let list = profile.draw(1, 2, 3, Kind::List);
+        let list = profile.draw(1, 2, (0, 3), Kind::List);
         assert_eq!(list.first_byte_ns, 20 * MILLISECOND_NS);
     }
 
     #[test]
     fn raw_never_waits() {
         let profile = Profile::named("raw").expect("built in");
-        let draw = profile.draw(1, 2, 3, Kind::Get(Class::Cold));
+        let draw = profile.draw(1, 2, (0, 3), Kind::Get(Class::Cold));
         assert_eq!(draw, Draw { first_byte_ns: 0, pace_ns_per_mib: 0 });
         assert!(!profile.is_paced());
         assert!(Profile::named("s4").unwrap_err().contains("raw"));
