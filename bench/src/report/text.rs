@@ -245,9 +245,9 @@ fn bulk_table(out: &mut String, direct: &Block, accel: &Block, ratios: &Ratios) 
 }
 
 fn download_table(out: &mut String, direct: &Block, accel: &Block, ratios: &Ratios) {
-    let _ = write!(out, "{:<38}", "Item                            (ms)");
+    let _ = write!(out, "{:<32}", "Item                       (ms)");
     for column in document::DOWNLOAD_COLUMNS {
-        let _ = write!(out, "|{column:>16} ");
+        let _ = write!(out, "|{column:>18} ");
     }
     out.push('\n');
     let sides = [
@@ -257,29 +257,29 @@ fn download_table(out: &mut String, direct: &Block, accel: &Block, ratios: &Rati
     for (name, doc, latency) in sides {
         let run = download_figures(latency);
         let mut line = |label: &str, values: [String; 5]| {
-            let _ = write!(out, "{label:<38}");
+            let _ = write!(out, "{label:<32}");
             for value in values {
-                let _ = write!(out, "|{value:>16} ");
+                let _ = write!(out, "|{value:>18} ");
             }
             out.push('\n');
         };
-        line(&format!("{name:<33}doc"), doc.map(|value| format!("{value:.3}")));
-        line(&format!("{:<33}run", ""), run.map(|value| figure(value, 3)));
+        line(&format!("{name:<28}doc"), doc.map(|value| format!("{value:.3}")));
+        line(&format!("{:<28}run", ""), run.map(|value| figure(value, 3)));
         let mut deltas = [const { String::new() }; 5];
         for ((delta, run), doc) in deltas.iter_mut().zip(run).zip(doc) {
             *delta = signed(delta_pct(run, doc));
         }
-        line(&format!("{:<33}Δ%", ""), deltas);
+        line(&format!("{:<28}Δ%", ""), deltas);
     }
     let columns =
         [ratios.latency_mean, ratios.latency_p50, ratios.latency_p90, ratios.latency_p95, ratios.latency_p99];
-    let _ = write!(out, "{:<38}", "acceleration ratio               doc");
+    let _ = write!(out, "{:<32}", "acceleration ratio          doc");
     for (a, b) in document::DOWNLOAD_DIRECT_MS.iter().zip(document::DOWNLOAD_ACCEL_MS) {
-        let _ = write!(out, "|{:>15.2}x ", a / b);
+        let _ = write!(out, "|{:>17.2}x ", a / b);
     }
-    let _ = write!(out, "\n{:<38}", "                                 run");
+    let _ = write!(out, "\n{:<32}", "                            run");
     for ratio in &columns {
-        let _ = write!(out, "|{:>16} ", ratio_text(ratio).trim());
+        let _ = write!(out, "|{:>18} ", ratio_text(ratio).trim());
     }
     out.push('\n');
     few_pairs(out, &ratios.latency_mean);
@@ -357,7 +357,7 @@ fn cell(doc: f64, doc_decimals: usize, run: Option<f64>, run_decimals: usize) ->
 fn ratio_text(ratio: &Ratio) -> String {
     match (ratio.estimate, ratio.interval) {
         (Some(estimate), Some([low, high])) => {
-            let decimals = usize::from(high < 100.0);
+            let decimals = if high < 10.0 { 2 } else { usize::from(high < 100.0) };
             format!("{estimate:.decimals$}x [{low:.decimals$}, {high:.decimals$}]")
         }
         (Some(estimate), None) => format!("{estimate:.2}x"),
