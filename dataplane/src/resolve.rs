@@ -43,6 +43,8 @@ pub enum Want {
 pub enum Found {
     /// This version; how old the belief is, if it is by time to live.
     Object(Arc<ObjectEntry>, Option<Duration>),
+    /// The same of a version that was not known when we were asked: whatever is here of it now, has just come.
+    New(Arc<ObjectEntry>, Option<Duration>),
     /// The origin answered something else.
     Answered(Arc<Answered>),
     /// Ask the origin directly.
@@ -86,7 +88,7 @@ pub async fn find(
                     }
                 }
                 let age = age(&entry, freshness, Instant::now());
-                return Found::Object(entry, age);
+                return Found::New(entry, age);
             }
             Resolved::Answered(answered) => return Found::Answered(answered),
             Resolved::Bypass => return Found::Bypass,

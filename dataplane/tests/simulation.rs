@@ -273,7 +273,8 @@ fn a_thousand_worlds_give_right_bytes_or_a_visible_error() {
                 })
                 .collect();
             for client in clients {
-                let (right, refused, broken) = client.await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+                let (right, refused, broken) =
+                    client.await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
                 let mut counts = counts.borrow_mut();
                 counts.0 += right;
                 counts.1 += refused;
@@ -288,10 +289,15 @@ fn a_thousand_worlds_give_right_bytes_or_a_visible_error() {
         cut += broken;
         bad_blocks += bad;
     }
-    println!("{whole} whole answers, {failed} refused, {cut} cut or unanswered, {bad_blocks} bad blocks dropped");
+    println!(
+        "{whole} whole answers, {failed} refused, {cut} cut or unanswered, {bad_blocks} bad blocks dropped"
+    );
     if std::env::var_os("FOREBAY_SEED").is_none() {
         assert!(whole > 10 * failed, "most answers are whole");
-        assert!(failed > 0 && cut > 0 && bad_blocks > 0, "the worlds were unfriendly enough to prove something");
+        assert!(
+            failed > 0 && cut > 0 && bad_blocks > 0,
+            "the worlds were unfriendly enough to prove something"
+        );
     }
 }
 
@@ -331,7 +337,11 @@ async fn visit(
             200 | 206 => right += 1,
             416 => {
                 let total = format!("bytes */{size}");
-                assert_eq!(response.headers.get("content-range"), Some(&total), "seed {seed} {key} {range:?}");
+                assert_eq!(
+                    response.headers.get("content-range"),
+                    Some(&total),
+                    "seed {seed} {key} {range:?}"
+                );
                 right += 1;
             }
             500..=599 => refused += 1,
@@ -350,7 +360,8 @@ fn check(
     response: &Response,
     origin: &ScriptedOrigin,
 ) {
-    let etag = response.headers.get("etag").unwrap_or_else(|| panic!("seed {seed}: {key} came without an ETag"));
+    let etag =
+        response.headers.get("etag").unwrap_or_else(|| panic!("seed {seed}: {key} came without an ETag"));
     let known = origin.bytes_of(key.as_bytes(), etag);
     let bytes = known.unwrap_or_else(|| panic!("seed {seed}: {key} never had the ETag {etag}"));
     let expected = match (response.status, range) {
@@ -373,7 +384,10 @@ fn check(
     let length = response.headers["content-length"].parse::<usize>().expect("a length");
     assert_eq!(length, expected.len(), "seed {seed} {key} {range:?}");
     if !is_head {
-        assert!(response.body == expected[..response.body.len()], "seed {seed}: wrong bytes of {key} {range:?}");
+        assert!(
+            response.body == expected[..response.body.len()],
+            "seed {seed}: wrong bytes of {key} {range:?}"
+        );
     }
 }
 
@@ -409,7 +423,11 @@ fn a_herd_on_a_cold_object_makes_few_origin_requests() {
                         let response = client.response(false, most).await.expect("an answer");
                         assert_eq!(response.status, 200);
                         assert!(response.body == bytes[..response.body.len()], "seed {seed}: wrong bytes");
-                        assert!(index == 0 || response.missing == 0, "seed {seed}: {} missing", response.missing);
+                        assert!(
+                            index == 0 || response.missing == 0,
+                            "seed {seed}: {} missing",
+                            response.missing
+                        );
                     })
                 })
                 .collect();
@@ -430,7 +448,8 @@ fn stopped_readers_do_not_stop_the_others() {
     for seed in seeds(2) {
         simulate(seed, ARENA, || async move {
             let mut random = fastrand::Rng::with_seed(seed);
-            let faults = Faults { delay_max: Duration::from_micros(500), window_bytes: 16 << 10, ..Faults::NONE };
+            let faults =
+                Faults { delay_max: Duration::from_micros(500), window_bytes: 16 << 10, ..Faults::NONE };
             let world = World::new(seed, ARENA, "bucket=http://origin,freshness=immutable", faults);
             let objects: Rc<Vec<_>> = Rc::new((0..100).map(|_| content(&mut random, MIB)).collect());
             for (index, bytes) in objects.iter().enumerate() {

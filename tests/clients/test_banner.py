@@ -20,6 +20,7 @@ def main():
         keys = {"FOREBAY_ACCESS_KEY": KEY, "FOREBAY_SECRET_KEY": SECRET}
         for label, environment, anonymous in [("anonymous", {}, True), ("with keys", keys, False)]:
             with house.Node("auto", origin, [BUCKET], "128MiB", environment=environment, anonymous=anonymous) as node:
+                node.until("its banner", lambda: True if LAST_LINE in node.log() else None)
                 log = node.log()
                 tally.check(f"{label}: both addresses are printed", node.data in log and node.admin in log, log)
                 program = program_of(log)

@@ -117,7 +117,12 @@ impl Connection {
             if let Some(end) = self.ahead.windows(4).position(|window| window == b"\r\n\r\n") {
                 break end + 4;
             }
-            self.more()?;
+            let nothing_yet = self.ahead.is_empty();
+            self.more().map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock => error, // patience ended
+                _ if nothing_yet => io::Error::new(io::ErrorKind::NotConnected, error),
+                _ => error,
+            })?;
         };
         let head =
             String::from_utf8(self.ahead.drain(..end).collect()).map_err(|_| invalid("head is not text"))?;

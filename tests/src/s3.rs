@@ -1,17 +1,27 @@
 //! A real S3 server: s3s, which checks every signature, over the directory store of s3s-fs.
 //!
-//! What s3s-fs leaves out and every S3 has is added in front of it: conditions on reads (`If-Match` and
-//! `If-None-Match` against the `ETag` that the server itself answered with) and counters of what was asked.
-//! The signature is checked first; a refused request never reaches the conditions.
+//! What s3s-fs leaves out and every S3 has is added around it: conditions on reads (`If-Match` and
+//! `If-None-Match` against the `ETag` that the server itself answered with), suffix ranges longer than the object,
+//! and counters of what was asked. The signature is checked first; a refused request never reaches the conditions.
 
 use crate::origin::{Counters, Counts};
 use http::{Method, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use s3s::auth::SimpleAuth;
+use s3s::dto::{
+    AbortMultipartUploadInput, AbortMultipartUploadOutput, CompleteMultipartUploadInput,
+    CompleteMultipartUploadOutput, CreateMultipartUploadInput, CreateMultipartUploadOutput,
+    DeleteObjectInput, DeleteObjectOutput, DeleteObjectsInput, DeleteObjectsOutput, GetObjectInput,
+    GetObjectOutput, HeadBucketInput, HeadBucketOutput, HeadObjectInput, HeadObjectOutput,
+    ListObjectsV2Input, ListObjectsV2Output, PutObjectInput, PutObjectOutput, Range, UploadPartInput,
+    UploadPartOutput,
+};
 use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s::{S3, S3Request, S3Response, S3Result};
 use std::net::SocketAddr;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -30,7 +40,7 @@ impl S3Origin {
     pub fn new(root: &Path, access_key: &str, secret_key: &str) -> anyhow::Result<Self> {
         let store = s3s_fs::FileSystem::new(root)
             .map_err(|error| anyhow::anyhow!("{}: {error:?}", root.display()))?;
-        let mut builder = S3ServiceBuilder::new(store);
+        let mut builder = S3ServiceBuilder::new(Store(store));
         builder.set_auth(SimpleAuth::from_single(access_key, secret_key));
         Ok(Self { service: builder.build(), counts: Arc::default() })
     }
@@ -79,6 +89,61 @@ impl S3Origin {
             self.counts.body_bytes.fetch_add(length, Ordering::Relaxed);
         }
         Ok(response)
+    }
+}
+
+/// The directory store, with ranges such as `bytes=-N` clamped to the object, where s3s-fs 0.14 seeks to before its
+/// beginning and fails.
+#[derive(Debug)]
+struct Store(s3s_fs::FileSystem);
+
+type Answering<'a, T> = Pin<Box<dyn Future<Output = S3Result<S3Response<T>>> + Send + 'a>>;
+
+/// What `async_trait` would write for methods that only hand on.
+macro_rules! hand_on {
+    ($($name:ident: $input:ident -> $output:ident;)+) => { $(
+        fn $name<'store, 'answer>(&'store self, request: S3Request<$input>) -> Answering<'answer, $output>
+        where
+            'store: 'answer,
+            Self: 'answer,
+        {
+            self.0.$name(request)
+        }
+    )+ };
+}
+
+impl S3 for Store {
+    hand_on! {
+        head_object: HeadObjectInput -> HeadObjectOutput;
+        put_object: PutObjectInput -> PutObjectOutput;
+        delete_object: DeleteObjectInput -> DeleteObjectOutput;
+        delete_objects: DeleteObjectsInput -> DeleteObjectsOutput;
+        list_objects_v2: ListObjectsV2Input -> ListObjectsV2Output;
+        head_bucket: HeadBucketInput -> HeadBucketOutput;
+        create_multipart_upload: CreateMultipartUploadInput -> CreateMultipartUploadOutput;
+        upload_part: UploadPartInput -> UploadPartOutput;
+        complete_multipart_upload: CompleteMultipartUploadInput -> CompleteMultipartUploadOutput;
+        abort_multipart_upload: AbortMultipartUploadInput -> AbortMultipartUploadOutput;
+    }
+
+    fn get_object<'store, 'answer>(
+        &'store self,
+        mut request: S3Request<GetObjectInput>,
+    ) -> Answering<'answer, GetObjectOutput>
+    where
+        'store: 'answer,
+        Self: 'answer,
+    {
+        Box::pin(async move {
+            if let Some(Range::Suffix { length }) = request.input.range {
+                let (bucket, key) = (request.input.bucket.clone(), request.input.key.clone());
+                let ask =
+                    request.clone().map_input(|_| HeadObjectInput { bucket, key, ..Default::default() });
+                let size = self.0.head_object(ask).await?.output.content_length.unwrap_or_default();
+                request.input.range = Some(Range::Suffix { length: length.min(size.unsigned_abs()) });
+            }
+            self.0.get_object(request).await
+        })
     }
 }
 

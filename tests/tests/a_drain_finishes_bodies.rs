@@ -28,14 +28,16 @@ fn a_drain_under_load_breaks_no_body(engine: Engine) {
                 scope.spawn(|| {
                     let mut connection = Connection::open(address).expect("a connection");
                     loop {
-                        let sent = connection.send("GET", "/data/object", &[], None);
-                        let response = match sent.and_then(|()| connection.receive("GET")) {
+                        // The connection may end between two answers, and a request that is going out then is lost.
+                        if connection.send("GET", "/data/object", &[], None).is_err() {
+                            return;
+                        }
+                        let response = match connection.receive("GET") {
                             Ok(response) => response,
-                            // Closed between two answers; a connection may also be reset while a request is going out.
                             Err(error) => {
-                                assert_ne!(
+                                assert_eq!(
                                     error.kind(),
-                                    ErrorKind::UnexpectedEof,
+                                    ErrorKind::NotConnected,
                                     "a body was broken: {error}"
                                 );
                                 return;

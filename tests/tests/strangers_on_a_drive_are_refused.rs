@@ -69,7 +69,7 @@ fn wipe_takes_only_what_is_ours() {
     let bytes = Content::new(5).bytes(0, 32 * MIB);
     std::fs::write(&foreign, &bytes).expect("a foreign file");
     let output = run(&["wipe", &foreign]);
-    assert!(!output.status.success(), "{}", words(&output));
+    assert!(words(&output).contains("nothing was written"), "{}", words(&output));
     assert!(std::fs::read(&foreign).expect("the file") == bytes, "a foreign file was written to");
 
     let ours = sparse_file(room.path(), "drive", 256);

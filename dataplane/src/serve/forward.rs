@@ -32,7 +32,8 @@ pub(super) async fn forward(
 ) -> Result<Reply, Ended> {
     let worker = std::rc::Rc::clone(&connection.worker);
     let forgetting = Forgetting::new(&worker, target);
-    let method = http::Method::from_bytes(head.method.as_str().as_bytes()).expect("methods were parsed as tokens");
+    let method =
+        http::Method::from_bytes(head.method.as_str().as_bytes()).expect("methods were parsed as tokens");
     let (uploader, upload) = match head.body {
         BodyLength::None => (None, None),
         BodyLength::Length(length) => {

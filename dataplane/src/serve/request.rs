@@ -159,10 +159,11 @@ pub(crate) async fn read(
         Read::Reply(Reply::error(status, code, message, head.path(), request_id))
     };
     for _ in 0..ROUNDS_MAX {
-        let (entry, age) =
+        let (entry, age, is_new) =
             match resolve::find(worker, target.accelerator, &target.key, want, decision.freshness, now).await
             {
-                Found::Object(entry, age) => (entry, age),
+                Found::Object(entry, age) => (entry, age, false),
+                Found::New(entry, age) => (entry, age, true),
                 Found::Bypass => return Read::Bypass,
                 Found::Answered(answered) => {
                     let payload = if is_head {
@@ -181,7 +182,13 @@ pub(crate) async fn read(
                 }
             };
         match answer(worker, head, entry, asked, is_head, age).await {
-            Ok(reply) => return Read::Reply(reply),
+            Ok(mut reply) => {
+                if is_new {
+                    // A small object may be here whole by now, and came from the origin all the same.
+                    reply.cache = Some(CacheOutcome::Miss);
+                }
+                return Read::Reply(reply);
+            }
             // Nothing has been sent yet: look for the version that is there now.
             Err(StreamFailure::Fill(FillFailure::Gone | FillFailure::Lost)) => {}
             Err(failure) => {
