@@ -114,10 +114,8 @@ labels! {
     }
     /// Which limit a request or connection met; the names are those of `check-config`.
     Limit as "limit" {
-        Connections = "connections_max", Head = "head_bytes_max", Pipelined = "requests_pipelined_max",
-        Fills = "fills_max", OriginConnections = "origin_connections_max", Reads = "reads_reserve_bytes",
-        FillMemory = "fills_reserve_bytes", Pinned = "send_pinned_bytes_max", WriterQueue = "writer_queue_bytes",
-        Objects = "objects_max", Metadata = "metadata_bytes_max", Deadline = "request_deadline",
+        Connections = "connections_max", Head = "head_bytes_max", Reads = "reads_reserve_bytes",
+        FillMemory = "fills_reserve_bytes", Pinned = "send_pinned_bytes_max", Deadline = "request_deadline",
     }
     /// The engine in use.
     EngineKind as "engine" { Uring = "uring", Portable = "portable", Scripted = "scripted", }

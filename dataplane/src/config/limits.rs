@@ -20,8 +20,6 @@ pub struct Limits {
     pub head_bytes_max: u32,
     /// Header lines of one request head.
     pub headers_max: u32,
-    /// Requests of one connection that are read ahead of their answers.
-    pub requests_pipelined_max: u32,
     /// Downloads of one extent under way at once.
     pub fills_max: u32,
     /// Connections to all origins together.
@@ -44,8 +42,6 @@ pub struct Limits {
     pub objects_max: u32,
     /// Memory for objects, their headers, extents and sums; beside the arena.
     pub metadata_bytes_max: u64,
-    /// Bytes downloaded before anybody asked for them.
-    pub read_ahead_bytes_max: u64,
     /// From a connection's first byte, or its opening, to a whole request head.
     pub header_timeout: Duration,
     /// An open connection without a request.
@@ -133,7 +129,6 @@ impl Limits {
             connections_max,
             head_bytes_max: 16 << 10,
             headers_max: 100,
-            requests_pipelined_max: 16,
             fills_max,
             origin_connections_max,
             arena_bytes,
@@ -145,7 +140,6 @@ impl Limits {
             writer_queue_bytes: (arena_bytes / 8).max(4 * extent).min(drives * (64 << 20)),
             objects_max: u32::try_from(metadata_bytes_max / 512).unwrap_or(u32::MAX),
             metadata_bytes_max,
-            read_ahead_bytes_max: reserve / 4,
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
             send_stall: config.send_stall,

@@ -25,7 +25,7 @@ use crate::http1::{
     BodyLength, HeadError, HeadLimits, HeadProgress, LAST_CHUNK, Method, RequestHead, ResponseHead,
     parse_head, write_chunk_head,
 };
-use crate::metrics::{CloseReason, Counter, Outcome, StatusClass};
+use crate::metrics::{CloseReason, Counter, Limit, Outcome, StatusClass};
 use crate::origin::Body;
 
 /// Room for requests that is made at first; a head that needs more gets it, up to the limit.
@@ -157,6 +157,9 @@ impl Connection {
         let request_id = self.worker.request_id();
         let date = self.worker.date();
         let reply = Reply::error(error.status(), "InvalidRequest", &error.to_string(), b"", &request_id);
+        if matches!(reply.status, 414 | 431) {
+            self.worker.counters.bump(Counter::LimitRefusals(Limit::Head), 1);
+        }
         let outcome = reply.outcome();
         let Payload::Own(body) = reply.payload else { unreachable!("errors have a body of ours") };
         let mut head = ResponseHead::new(reply.status, &date);

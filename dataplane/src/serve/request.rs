@@ -167,7 +167,7 @@ pub(crate) async fn read(
                 Found::Bypass => return Read::Bypass,
                 Found::Answered(answered) => {
                     let payload = if is_head {
-                        Payload::Length(length_of(&answered.headers).unwrap_or(0))
+                        Payload::Length(head_length(answered.status, &answered.headers))
                     } else {
                         Payload::Own(answered.body.clone())
                     };
@@ -275,7 +275,8 @@ fn gateway(failure: ResolveFailure) -> (u16, &'static str, &'static str) {
 fn interrupted(worker: &Worker, failure: StreamFailure) -> (u16, &'static str, String) {
     match failure {
         StreamFailure::Memory | StreamFailure::Fill(FillFailure::Memory) => {
-            worker.counters.bump(Counter::LimitRefusals(Limit::Reads), 1);
+            let limit = if failure == StreamFailure::Memory { Limit::Reads } else { Limit::FillMemory };
+            worker.counters.bump(Counter::LimitRefusals(limit), 1);
             (503, "SlowDown", "no memory was free in time; come again".into())
         }
         StreamFailure::Deadline => {
@@ -295,7 +296,7 @@ pub(crate) fn relayed(relay: Relay, is_head: bool) -> Reply {
     let length = length_of(&headers);
     let bodiless = is_head || matches!(status, 100..=199 | 204 | 304);
     let payload = match length {
-        Some(length) if is_head => Payload::Length(length),
+        Some(_) if is_head => Payload::Length(head_length(status, &headers)),
         _ if bodiless => Payload::None,
         length => Payload::Relay(body, length),
     };
@@ -303,6 +304,11 @@ pub(crate) fn relayed(relay: Relay, is_head: bool) -> Reply {
     reply.relayed = Some(headers);
     reply.cache = Some(CacheOutcome::Bypass);
     reply
+}
+
+/// What a HEAD says of the length. Some clients take the length of an error's body for the object's.
+fn head_length(status: u16, headers: &HeaderMap) -> u64 {
+    if status >= 400 { 0 } else { length_of(headers).unwrap_or(0) }
 }
 
 fn length_of(headers: &HeaderMap) -> Option<u64> {

@@ -46,13 +46,14 @@ pub(crate) struct ObjectStream {
     range: ByteRange,
     cursor: u64,
     interest: Option<Interest>,
+    ahead: Option<Interest>,
     lost: u32,
 }
 
 impl ObjectStream {
     pub(crate) fn new(worker: &Rc<Worker>, entry: Arc<ObjectEntry>, range: ByteRange) -> Self {
         let worker = Rc::clone(worker);
-        Self { worker, entry, range, cursor: range.start(), interest: None, lost: 0 }
+        Self { worker, entry, range, cursor: range.start(), interest: None, ahead: None, lost: 0 }
     }
 
     /// Where the bytes of the range are now, as the client is told.
@@ -240,16 +241,16 @@ impl ObjectStream {
     }
 
     /// When half of a run's length is left before the next absent extent, the next run is begun.
-    fn begin_ahead(&self, extent: u32) {
+    fn begin_ahead(&mut self, extent: u32) {
         let ahead = (RUN_BYTES_MAX / 2 / u64::from(self.entry.grid.extent_bytes())).max(1) as u32;
         let last = self.entry.grid.extent_of(self.range.last());
         let next = extent.saturating_add(ahead);
         if next <= last
-            && matches!(self.entry.locate(next), Whereabouts::Absent)
+            && matches!(self.entry.peek(next), Whereabouts::Absent)
             && let Some(claim) = Claim::make(&self.entry, next, last)
         {
-            // Interest is taken when the stream gets there; until then its own reads keep it wanted.
-            drop(claim.start(&self.worker, &self.entry, None));
+            // Held until the stream gets there: without it the run would end at the edge of an extent.
+            self.ahead = Some(claim.start(&self.worker, &self.entry, None));
         }
     }
 }
