@@ -29,7 +29,7 @@ use tokio::runtime::{Builder, LocalOptions};
 
 const MIB: usize = 1 << 20;
 /// Longest virtual time that a simulation may take before it counts as a hang.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const PATIENCE: Duration = Duration::from_hours(1);
 
 fn seeds(count: u64) -> std::ops::Range<u64> {
     match std::env::var("FOREBAY_SEED") {
@@ -73,9 +73,9 @@ fn limits(arena_bytes: usize) -> Limits {
         objects_max: 10_000,
         metadata_bytes_max: 64 << 20,
         header_timeout: Duration::from_secs(10),
-        idle_timeout: Duration::from_secs(60),
+        idle_timeout: Duration::from_mins(1),
         send_stall: Duration::from_secs(30),
-        request_deadline: Duration::from_secs(60),
+        request_deadline: Duration::from_mins(1),
         drain: Duration::from_secs(30),
     }
 }

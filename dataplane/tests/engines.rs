@@ -1,0 +1,280 @@
+//! The engines against the real kernel: the same behaviours, `uring` and `portable`.
+//!
+//! Short counts, cancelled and orphaned operations, interrupted sends, reads beyond the end: an operation gives
+//! back what it owned, once, with a count that is true.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use forebay_dataplane::arena::{Arena, ArenaOptions, Purpose};
+use forebay_dataplane::engine::portable::Portable;
+use forebay_dataplane::engine::uring::{Registry, Ring};
+use forebay_dataplane::engine::{Engine, Outgoing, SendWatch, Slice, Socket};
+use tokio::runtime::{Builder, LocalOptions};
+
+const MIB: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn arena() -> &'static Arena {
+    Arena::build(ArenaOptions { bytes: 32 * MIB, reads_bytes: 8 * MIB, fills_bytes: 8 * MIB })
+        .expect("memory")
+}
+
+/// One test at a time: descriptors are counted for the whole process.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a behaviour on both engines. A host that refuses io_uring fails the test: it is what we are for.
+fn on_both<F: Future<Output = ()>>(behaviour: impl Fn(Engine) -> F) {
+    let _alone = alone();
+    for name in ["uring", "portable"] {
+        println!("engine {name}");
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .build_local(LocalOptions::default())
+            .expect("a runtime");
+        runtime.block_on(async {
+            let engine = match name {
+                "uring" => Engine::Uring(Ring::start().expect("io_uring is granted here")),
+                _ => Engine::Portable(Portable),
+            };
+            tokio::time::timeout(PATIENCE, behaviour(engine)).await.expect("nothing hangs");
+        });
+    }
+}
+
+/// A connection: the engine's end and a plain one.
+async fn connect(engine: &Engine) -> (Socket, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    listener.set_nonblocking(true).expect("non-blocking");
+    let listener = engine.adopt(listener.into()).expect("a listener");
+    let peer = TcpStream::connect(address).expect("a connection");
+    peer.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let accepted = engine.accept(&listener).await.expect("accepted");
+    (engine.adopt(accepted).expect("adopted"), peer)
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("procfs").count()
+}
+
+#[test]
+fn bytes_come_and_go_with_header_and_slices_in_order() {
+    let arena = arena();
+    on_both(|engine| async move {
+        let (socket, mut peer) = connect(&engine).await;
+        peer.write_all(b"hello").expect("sent");
+        let (received, buffer) = engine.recv(&socket, Vec::with_capacity(64)).await;
+        assert_eq!((received.expect("received"), &buffer[..]), (5, &b"hello"[..]));
+        // Behind what is there already.
+        peer.write_all(b", node").expect("sent");
+        let (received, buffer) = engine.recv(&socket, buffer).await;
+        assert_eq!((received.expect("received"), &buffer[..]), (6, &b"hello, node"[..]));
+
+        let mut outgoing = Outgoing::header(b"head|".to_vec());
+        let mut expected = b"head|".to_vec();
+        for fill in 1..=3_u8 {
+            let mut lease = arena.grant(Purpose::Fill, 100_000).expect("memory");
+            lease.append(&vec![fill; 100_000]);
+            outgoing.push(Slice::new(lease.freeze(), 10..90_000));
+            expected.extend(vec![fill; 89_990]);
+        }
+        let reader = std::thread::spawn(move || {
+            let mut got = vec![0; expected.len()];
+            peer.read_exact(&mut got).expect("all of it");
+            assert!(got == expected, "in order and whole");
+            peer
+        });
+        let (sent, outgoing) = engine.send(&socket, outgoing, &SendWatch::default()).await;
+        assert_eq!(sent.expect("sent"), 5 + 3 * 89_990);
+        assert!(outgoing.is_empty());
+        let peer = reader.join().expect("the reader");
+        drop(peer);
+        let (end, _) = engine.recv(&socket, Vec::with_capacity(8)).await;
+        assert_eq!(end.expect("the end of the stream"), 0);
+    });
+}
+
+#[test]
+fn an_interrupted_send_counts_what_left_and_goes_on_later() {
+    let arena = arena();
+    on_both(|engine| async move {
+        let (socket, mut peer) = connect(&engine).await;
+        // More than any socket buffer takes while nobody reads.
+        let mut outgoing = Outgoing::default();
+        for fill in 0..8_u8 {
+            let mut lease = arena.grant(Purpose::Fill, MIB).expect("memory");
+            lease.append(&vec![fill; MIB]);
+            outgoing.push(Slice::new(lease.freeze(), 0..MIB));
+        }
+        let watch = Rc::new(SendWatch::default());
+        let interrupter = Rc::clone(&watch);
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            interrupter.interrupt();
+        });
+        watch.begin(0);
+        let (sent, mut outgoing) = engine.send(&socket, outgoing, &watch).await;
+        let first = sent.expect("a count, not an error");
+        assert!(first > 0 && first < 8 * MIB, "some left, not all: {first}");
+        assert_eq!(outgoing.len(), 8 * MIB - first);
+        watch.end();
+        let reader = std::thread::spawn(move || {
+            let mut got = vec![0; 8 * MIB];
+            peer.read_exact(&mut got).expect("all of it");
+            got
+        });
+        engine.writable(&socket).await.expect("room");
+        while !outgoing.is_empty() {
+            watch.begin(0);
+            let (sent, left) = engine.send(&socket, outgoing, &watch).await;
+            sent.expect("sent");
+            outgoing = left;
+        }
+        let got = reader.join().expect("the reader");
+        assert!(
+            got.iter().enumerate().all(|(at, byte)| usize::from(*byte) == at / MIB),
+            "no byte twice or lost"
+        );
+    });
+    assert_eq!(arena.status().fills_bytes, 0, "every lease came back");
+}
+
+#[test]
+fn a_dropped_operation_gives_back_its_lease_and_loses_no_descriptor() {
+    let arena = arena();
+    on_both(|engine| async move {
+        let before = descriptors();
+        for _ in 0..20 {
+            let (socket, _peer) = connect(&engine).await;
+            // A receive that nothing answers, and a send that nobody reads.
+            let receive = engine.recv(&socket, Vec::with_capacity(64));
+            assert!(tokio::time::timeout(Duration::from_millis(1), receive).await.is_err());
+            let mut lease = arena.grant(Purpose::Fill, 2 * MIB).expect("memory");
+            lease.advance(2 * MIB);
+            let lease = lease.freeze();
+            let mut outgoing = Outgoing::default();
+            for _ in 0..8 {
+                outgoing.push(Slice::new(lease.clone(), 0..2 * MIB));
+            }
+            drop(lease);
+            let watch = SendWatch::default();
+            let send = engine.send(&socket, outgoing, &watch);
+            assert!(tokio::time::timeout(Duration::from_millis(1), send).await.is_err());
+            // An accept that is given up, and then answered.
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let address = listener.local_addr().expect("an address");
+            listener.set_nonblocking(true).expect("non-blocking");
+            let listener = engine.adopt(listener.into()).expect("a listener");
+            assert!(tokio::time::timeout(Duration::from_millis(1), engine.accept(&listener)).await.is_err());
+            let _late = TcpStream::connect(address);
+        }
+        for _ in 0..2000 {
+            if arena.status().fills_bytes == 0 && descriptors() <= before {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(arena.status().fills_bytes, 0, "every lease came back");
+        assert_eq!(descriptors(), before, "every descriptor was closed");
+    });
+}
+
+#[test]
+fn drive_reads_fill_exactly_what_the_watermark_says() {
+    let arena = arena();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("drive");
+    let bytes: Vec<u8> = (0..MIB + 4096).map(|at| (at / 4096 % 251) as u8).collect();
+    std::fs::write(&path, &bytes).expect("a file");
+    on_both(|engine| {
+        let (path, bytes) = (path.clone(), bytes.clone());
+        async move {
+            let registry = Registry::build(arena);
+            if let (Engine::Uring(ring), Ok(registry)) = (&engine, &registry) {
+                ring.register(arena, registry.as_raw_fd()).expect("registered");
+                // Again, with nothing new: no harm.
+                ring.register(arena, registry.as_raw_fd()).expect("registered");
+            }
+            let file =
+                std::fs::File::options().read(true).custom_flags(libc::O_DIRECT).open(path).expect("opened");
+            for (offset, len) in [(0, 4096), (0, MIB), (4096, 65_536), (MIB, 4096), (65_536, 8192)] {
+                let lease = arena.grant(Purpose::Read, len).expect("memory");
+                let (read, lease) = engine.read_at(file.as_raw_fd(), offset as u64, lease, len).await;
+                read.expect("read");
+                let lease = lease.freeze();
+                assert_eq!(lease.filled(), len);
+                assert!(lease.bytes(0..len) == &bytes[offset..offset + len]);
+            }
+            // Over the end: what is there is there, and the count says so.
+            let lease = arena.grant(Purpose::Read, 65_536).expect("memory");
+            let (read, lease) = engine.read_at(file.as_raw_fd(), MIB as u64, lease, 65_536).await;
+            assert_eq!(read.expect_err("the file ends").kind(), std::io::ErrorKind::UnexpectedEof);
+            assert_eq!(lease.filled(), 4096);
+        }
+    });
+}
+
+#[test]
+fn an_idle_ring_makes_no_system_calls() {
+    let _alone = alone();
+    let runtime =
+        Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).expect("a runtime");
+    runtime.block_on(async {
+        let ring = Ring::start().expect("io_uring is granted here");
+        let engine = Engine::Uring(Rc::clone(&ring));
+        let (socket, mut peer) = connect(&engine).await;
+        let waiting = tokio::task::spawn_local({
+            let engine = engine.clone();
+            async move { engine.recv(&socket, Vec::with_capacity(8)).await.0.expect("received") }
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let before = ring.counts().enters;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(ring.counts().enters, before, "an idle ring is left alone");
+        peer.write_all(b"x").expect("sent");
+        assert_eq!(waiting.await.expect("a task"), 1);
+        assert_eq!(ring.counts().stale, 0);
+    });
+}
+
+#[test]
+fn a_burst_beyond_the_queue_is_answered_whole() {
+    let arena = arena();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("drive");
+    let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
+    for block in 0..64_u64 {
+        file.write_all_at(&[block as u8; 4096], block * 4096).expect("written");
+    }
+    on_both(|engine| {
+        let file = std::fs::File::open(&path).expect("opened");
+        async move {
+            // More at once than the submission queue holds.
+            let reads: Vec<_> = (0..1900_u64)
+                .map(|index| {
+                    let (engine, file) = (engine.clone(), file.as_raw_fd());
+                    tokio::task::spawn_local(async move {
+                        let lease = arena.grant(Purpose::Read, 4096).expect("memory");
+                        let block = index % 64;
+                        let (read, lease) = engine.read_at(file, block * 4096, lease, 4096).await;
+                        read.expect("read");
+                        assert!(lease.freeze().bytes(0..4096).iter().all(|byte| u64::from(*byte) == block));
+                    })
+                })
+                .collect();
+            for read in reads {
+                read.await.expect("a read");
+            }
+        }
+    });
+}
