@@ -3,7 +3,7 @@
 //! ```text
 //!  workloads ─► run (A B B A …) ─► client ══ HTTP ══► a node or a store
 //!                  │                  │ every byte        └─ origin: the emulated store
-//!                  │                  └─► recorder        
+//!                  │                  └─► recorder
 //!                  └─► statistics ─► report (text, JSON), beside the document's figures
 //! ```
 //!
