@@ -270,7 +270,7 @@ impl Arena {
         if let Some(lease) = self.grant(purpose, len) {
             return Ok(lease);
         }
-        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let _waiting = Waiting::new(&self.waiting);
         let wait = async {
             loop {
                 let returned = self.returned.notified();
@@ -282,9 +282,7 @@ impl Arena {
                 returned.await;
             }
         };
-        let granted = tokio::time::timeout(patience, wait).await;
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
-        granted.map_err(|_| Starved { purpose, len })
+        tokio::time::timeout(patience, wait).await.map_err(|_| Starved { purpose, len })
     }
 
     /// Moves a lease into the RAM tier, where `resident` keeps it as `extent`; other leases of the tier give
@@ -438,6 +436,22 @@ impl Arena {
 impl fmt::Debug for Arena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Arena").field("status", &self.status()).finish_non_exhaustive()
+    }
+}
+
+/// Counts a waiter for as long as its future lives, however that ends.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn new(waiting: &'a AtomicUsize) -> Self {
+        waiting.fetch_add(1, Ordering::SeqCst);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -836,6 +850,11 @@ mod tests {
         assert!(waiter.await.unwrap().is_ok());
         held.push(arena.grant(Purpose::Read, 2 << 20).unwrap());
         assert!(arena.grant_within(Purpose::Read, 1 << 20, Duration::from_secs(1)).await.is_err());
+        assert!(!arena.is_awaited());
+        // A waiter whose client has gone is dropped in the middle of its wait.
+        let dropped = arena.grant_within(Purpose::Read, 1 << 20, Duration::from_secs(9));
+        assert!(tokio::time::timeout(Duration::from_secs(1), dropped).await.is_err());
+        assert!(!arena.is_awaited(), "nobody waits any more");
     }
 
     #[test]

@@ -63,7 +63,7 @@ pub async fn find(
     now: Instant,
 ) -> Found {
     for _ in 0..ROUNDS_MAX {
-        let resolve = match worker.node.table.find_or_resolve(accelerator, path) {
+        let resolve = match worker.node.table.find_or_resolve(accelerator, path, want == Want::Head) {
             Lookup::Known(entry) => match believe(worker, entry, freshness, now).await {
                 Some(found) => return found,
                 None => continue,
@@ -313,6 +313,10 @@ fn keep(
 
 async fn answered(relay: Relay) -> Resolved {
     let Relay { status, headers, mut body } = relay;
+    if status < 300 {
+        // An object that cannot be kept: its bytes are nobody's but those who ask for them.
+        return Resolved::Bypass;
+    }
     let mut whole = Vec::new();
     loop {
         match body.chunk().await {

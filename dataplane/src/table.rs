@@ -35,6 +35,9 @@ const SHARDS: usize = 256;
 const ENTRY_BYTES: usize = size_of::<ObjectEntry>() + 3 * size_of::<usize>() + 64;
 const EXTENT_BYTES: usize = size_of::<Extent>() + 16;
 
+/// Places of entries that are gone which a shard's queue may keep.
+const QUEUE_SLACK: usize = 16;
+
 /// Which object of which accelerator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectKey {
@@ -118,24 +121,27 @@ impl Table {
         let hash = self.hash(accelerator, path);
         let shard = self.shard(hash);
         let entry = shard.entries.find(hash, |entry| entry.key.is(accelerator, path))?;
-        if !entry.touched.load(Ordering::Relaxed) {
-            entry.touched.store(true, Ordering::Relaxed);
-        }
+        entry.touch();
         Some(Arc::clone(entry))
     }
 
     /// The entry, or the resolve that will bring it, or the order to make one.
-    pub fn find_or_resolve(&self, accelerator: u16, path: &[u8]) -> Lookup {
+    ///
+    /// A HEAD asks less than a GET: who wants bytes does not join a question that brings none.
+    pub fn find_or_resolve(&self, accelerator: u16, path: &[u8], is_head: bool) -> Lookup {
         let hash = self.hash(accelerator, path);
         let mut shard = self.shard(hash);
         if let Some(entry) = shard.entries.find(hash, |entry| entry.key.is(accelerator, path)) {
+            entry.touch();
             return Lookup::Known(Arc::clone(entry));
         }
-        if let Some(resolve) = shard.resolving.iter().find(|resolve| resolve.key.is(accelerator, path)) {
+        let serves =
+            |resolve: &&Arc<Resolve>| resolve.key.is(accelerator, path) && (is_head || !resolve.is_head);
+        if let Some(resolve) = shard.resolving.iter().find(serves) {
             return Lookup::Join(Arc::clone(resolve));
         }
         let key = ObjectKey { accelerator, path: path.into() };
-        let resolve = Arc::new(Resolve { key, outcome: OnceLock::new(), settled: Notify::new() });
+        let resolve = Arc::new(Resolve { key, is_head, outcome: OnceLock::new(), settled: Notify::new() });
         shard.resolving.push(Arc::clone(&resolve));
         Lookup::Lead(resolve)
     }
@@ -154,6 +160,10 @@ impl Table {
             let rehash = |entry: &Arc<ObjectEntry>| self.hash(entry.key.accelerator, &entry.key.path);
             shard.entries.insert_unique(hash, Arc::clone(entry), rehash);
             shard.queue.push_back(Arc::downgrade(entry));
+            // Entries that went by a write or purge leave their place behind.
+            if shard.queue.len() > 2 * shard.entries.len() + QUEUE_SLACK {
+                shard.queue.retain(|queued| queued.upgrade().is_some_and(|queued| queued.is_current()));
+            }
             replaced
         };
         drop(replaced);
@@ -314,6 +324,8 @@ impl ObjectKey {
 pub struct Resolve {
     /// The object.
     pub key: ObjectKey,
+    /// Whether only headers are asked for.
+    pub is_head: bool,
     outcome: OnceLock<Resolved>,
     settled: Notify,
 }
@@ -422,6 +434,13 @@ impl ObjectEntry {
     /// Its key, for people.
     pub fn name(&self) -> std::borrow::Cow<'_, str> {
         String::from_utf8_lossy(&self.key.path)
+    }
+
+    /// Notes a use; writes only when it is not noted yet.
+    fn touch(&self) {
+        if !self.touched.load(Ordering::Relaxed) {
+            self.touched.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Whether this is still the version that the table knows.

@@ -53,14 +53,25 @@ fn on_both<F: Future<Output = ()>>(behaviour: impl Fn(Engine) -> F) {
 
 /// A connection: the engine's end and a plain one.
 async fn connect(engine: &Engine) -> (Socket, TcpStream) {
+    let (accepted, peer) = connect_plain(engine).await;
+    (engine.adopt(accepted).expect("adopted"), peer)
+}
+
+/// The same with a send buffer of a few pages.
+async fn connect_small(engine: &Engine) -> (Socket, TcpStream) {
+    let (accepted, peer) = connect_plain(engine).await;
+    socket2::SockRef::from(&accepted).set_send_buffer_size(32 << 10).expect("a small buffer");
+    (engine.adopt(accepted).expect("adopted"), peer)
+}
+
+async fn connect_plain(engine: &Engine) -> (std::os::fd::OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     listener.set_nonblocking(true).expect("non-blocking");
     let listener = engine.adopt(listener.into()).expect("a listener");
     let peer = TcpStream::connect(address).expect("a connection");
     peer.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-    let accepted = engine.accept(&listener).await.expect("accepted");
-    (engine.adopt(accepted).expect("adopted"), peer)
+    (engine.accept(&listener).await.expect("accepted"), peer)
 }
 
 fn descriptors() -> usize {
@@ -201,9 +212,9 @@ fn drive_reads_fill_exactly_what_the_watermark_says() {
         async move {
             let registry = Registry::build(arena);
             if let (Engine::Uring(ring), Ok(registry)) = (&engine, &registry) {
-                ring.register(arena, registry.as_raw_fd()).expect("registered");
+                ring.register(arena, registry.as_raw_fd(), registry.chunks()).expect("registered");
                 // Again, with nothing new: no harm.
-                ring.register(arena, registry.as_raw_fd()).expect("registered");
+                ring.register(arena, registry.as_raw_fd(), registry.chunks()).expect("registered");
             }
             let file =
                 std::fs::File::options().read(true).custom_flags(libc::O_DIRECT).open(path).expect("opened");
@@ -245,6 +256,52 @@ fn an_idle_ring_makes_no_system_calls() {
         assert_eq!(waiting.await.expect("a task"), 1);
         assert_eq!(ring.counts().stale, 0);
     });
+}
+
+/// Small socket buffers and many senders once left the kernel's flag of pending work up with no work behind it, and
+/// the ring's task went round for it for ever: nothing else ran, and every client waited.
+#[test]
+fn many_large_sends_through_small_buffers_all_end() {
+    const CONNECTIONS: usize = 48;
+    let _alone = alone();
+    let (done, ended) = std::sync::mpsc::channel();
+    // In a thread of its own: a ring that goes round for ever would keep a timeout of its runtime from firing.
+    std::thread::spawn(move || {
+        let arena = arena();
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .build_local(LocalOptions::default())
+            .expect("a runtime");
+        runtime.block_on(async {
+            let engine = Engine::Uring(Ring::start().expect("io_uring is granted here"));
+            let mut lease = arena.grant(Purpose::Fill, MIB).expect("memory");
+            lease.append(&vec![7; MIB]);
+            let lease = lease.freeze();
+            let mut senders = Vec::new();
+            for _ in 0..CONNECTIONS {
+                let (socket, mut peer) = connect_small(&engine).await;
+                std::thread::spawn(move || {
+                    let mut buffer = vec![0; 100_000];
+                    while peer.read(&mut buffer).is_ok_and(|count| count > 0) {}
+                });
+                let (engine, lease) = (engine.clone(), lease.clone());
+                senders.push(tokio::task::spawn_local(async move {
+                    for _ in 0..20 {
+                        let mut outgoing = Outgoing::header(b"head".to_vec());
+                        outgoing.push(Slice::new(lease.clone(), 0..MIB));
+                        let (sent, left) = engine.send(&socket, outgoing, &SendWatch::default()).await;
+                        assert_eq!(sent.expect("sent"), MIB + 4);
+                        assert!(left.is_empty());
+                    }
+                }));
+            }
+            for sender in senders {
+                sender.await.expect("a sender");
+            }
+        });
+        done.send(()).expect("somebody waits");
+    });
+    ended.recv_timeout(Duration::from_mins(2)).expect("every send ends");
 }
 
 #[test]

@@ -93,7 +93,7 @@ impl World {
         let spec: AcceleratorSpec = accelerator.parse().expect("an accelerator");
         let extent_bytes = spec.extent_bytes() as u32;
         let origin = ScriptedOrigin::new(seed);
-        let drive = ScriptedDrive::new(8, 4 * MIB);
+        let drive = ScriptedDrive::new((arena_bytes / (2 * MIB)).max(8), 4 * MIB);
         let accelerator = Accelerator {
             name: spec.name.as_str().into(),
             target: OriginTarget { kind: OriginKind::Http { base: "http://origin".parse().expect("a URL") } },
@@ -493,6 +493,51 @@ fn stopped_readers_do_not_stop_the_others() {
             for reader in readers {
                 reader.await.expect("a reader goes on");
             }
+            drop(stopped);
+            world
+        });
+    }
+}
+
+/// A reader that stops while its next piece waits for memory must give up the piece it is being sent: with objects of
+/// several extents on a drive, the stopped ones once held all memory for reads and waited for more.
+#[test]
+fn stopped_readers_of_drive_objects_give_their_memory_back() {
+    const ARENA: usize = 64 * MIB;
+    const OBJECTS: usize = 36;
+    for seed in seeds(1) {
+        simulate(seed, ARENA, || async move {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let faults =
+                Faults { delay_max: Duration::from_micros(500), window_bytes: 16 << 10, ..Faults::NONE };
+            let world = World::new(seed, ARENA, "bucket=http://origin,freshness=immutable", faults);
+            let objects: Rc<Vec<_>> = Rc::new((0..OBJECTS).map(|_| content(&mut random, 3 * MIB)).collect());
+            for (index, bytes) in objects.iter().enumerate() {
+                world.origin.put(format!("o{index}").as_bytes(), bytes.clone());
+            }
+            let mut first = world.connect();
+            for index in 0..OBJECTS {
+                first.ask("GET", &format!("/bucket/o{index}"), "");
+                let response = first.response(false, u64::MAX).await.expect("an answer");
+                assert!(response.body == objects[index], "seed {seed}: wrong bytes");
+            }
+            let before = world.node.metrics.total(Counter::DriveReads);
+            let mut stopped = Vec::new();
+            for index in 0..100 {
+                let mut client = world.connect();
+                client.ask("GET", &format!("/bucket/o{}", index % OBJECTS), "");
+                let response = client.response(false, 1000).await.expect("an answer");
+                assert_eq!(response.status, 200, "seed {seed}: reader {index} before the others go on");
+                stopped.push(client);
+            }
+            for index in 0..OBJECTS {
+                let mut client = world.connect();
+                client.ask("GET", &format!("/bucket/o{index}"), "");
+                let response = client.response(false, u64::MAX).await.expect("an answer");
+                assert_eq!(response.status, 200, "seed {seed}");
+                assert!(response.body == objects[index], "seed {seed}: wrong or missing bytes");
+            }
+            assert!(world.node.metrics.total(Counter::DriveReads) > before, "the drive was read");
             drop(stopped);
             world
         });

@@ -122,6 +122,7 @@ def nginx(folder, kind):
         user {'root' if os.geteuid() == 0 else 'nobody'};
         worker_processes 1;
         daemon off;
+        worker_rlimit_nofile 65536;
         pid {base}/pid;
         error_log {base}/error.log;
         events {{ worker_connections 4096; use epoll; multi_accept on; }}

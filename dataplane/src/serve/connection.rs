@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Worker;
 use super::body::BodyReader;
-use super::forward;
+use super::forward::{self, Forgetting};
 use super::reply::{Payload, Reply};
 use super::request::{self, Read, Route};
 use super::stream::ObjectStream;
@@ -30,8 +30,8 @@ use crate::origin::Body;
 
 /// Room for requests that is made at first; a head that needs more gets it, up to the limit.
 const BUFFER_BYTES: usize = 16 << 10;
-/// Bytes of a relayed body that are gathered into one send.
-const RELAY_BYTES: usize = 256 << 10;
+/// A larger allocation for heads is not kept: a relayed body has been in it.
+const HEADER_BYTES_KEPT: usize = 16 << 10;
 
 /// Serves a connection until its end, and says why it ended.
 pub(super) async fn serve(worker: &Rc<Worker>, socket: Socket) -> CloseReason {
@@ -191,6 +191,11 @@ impl Connection {
         let is_head = head.method == Method::Head;
         let outcome = reply.outcome();
         let (status, payload) = (reply.status, reply.payload);
+        let mut forgetting = reply.forgetting;
+        if !matches!(payload, Payload::Relay(..)) {
+            // Before the answer leaves: whoever has it must not find what was before the write.
+            forgetting = None;
+        }
         let date = self.worker.date();
         let mut out = ResponseHead::new(status, &date);
         out.record = reply.entry.as_ref().map(|entry| &entry.facts.record);
@@ -228,7 +233,7 @@ impl Connection {
                 self.send(Outgoing::header(bytes)).await?;
             }
             Payload::Object(first, stream) => self.send_object(bytes, first, stream).await?,
-            Payload::Relay(body, length) => self.send_relay(bytes, body, length, chunked).await?,
+            Payload::Relay(body, length) => self.send_relay(bytes, body, length, chunked, forgetting).await?,
         }
         if ends { Err(Ended(CloseReason::Finished)) } else { Ok(()) }
     }
@@ -243,7 +248,9 @@ impl Connection {
             outgoing = self.send_once(outgoing).await?;
             if outgoing.is_empty() {
                 outgoing.clear();
-                self.header = outgoing.header;
+                if outgoing.header.capacity() <= HEADER_BYTES_KEPT {
+                    self.header = outgoing.header;
+                }
                 return Ok(());
             }
             self.wait_writable().await?;
@@ -307,7 +314,7 @@ impl Connection {
                 continue;
             }
             outgoing.clear();
-            match fetched {
+            match fetched.expect("a whole send waits for the fetch") {
                 Ok(Some(slice)) => next = Some(slice),
                 Ok(None) => {
                     self.header = outgoing.header;
@@ -336,6 +343,7 @@ impl Connection {
         mut body: Body,
         length: Option<u64>,
         chunked: bool,
+        mut forgetting: Option<Forgetting>,
     ) -> Result<(), Ended> {
         let mut left = length;
         while let Some(piece) = body.chunk().await.map_err(|error| cut(&error))? {
@@ -350,18 +358,22 @@ impl Connection {
             if chunked && !piece.is_empty() {
                 bytes.extend_from_slice(b"\r\n");
             }
-            if bytes.len() >= RELAY_BYTES || left != Some(0) {
-                self.send(Outgoing::header(bytes)).await?;
-                bytes = std::mem::take(&mut self.header);
+            if left == Some(0) {
+                // The write is done now, and the client does not know it yet.
+                forgetting = None;
             }
+            self.send(Outgoing::header(bytes)).await?;
+            bytes = std::mem::take(&mut self.header);
         }
+        drop(forgetting);
         if left.is_some_and(|left| left > 0) {
             return Err(Ended(CloseReason::BodyCut));
         }
         if chunked {
             bytes.extend_from_slice(LAST_CHUNK);
         }
-        self.send(Outgoing::header(bytes)).await
+        // Only the head of an empty body, or the last chunk; nothing else is left.
+        if bytes.is_empty() { Ok(()) } else { self.send(Outgoing::header(bytes)).await }
     }
 }
 
@@ -370,11 +382,11 @@ fn cut(error: &dyn std::error::Error) -> Ended {
     Ended(CloseReason::BodyCut)
 }
 
-/// Both futures; an end of the first ends both.
+/// Both futures. The second is given up if the first ends in an error or with something left.
 async fn both<T>(
     sending: impl Future<Output = Result<Outgoing, Ended>>,
     fetching: impl Future<Output = T>,
-) -> Result<(Outgoing, T), Ended> {
+) -> Result<(Outgoing, Option<T>), Ended> {
     let (mut sending, mut fetching) = (pin!(sending), pin!(fetching));
     let (mut sent, mut fetched) = (None, None);
     poll_fn(|context| {
@@ -391,9 +403,11 @@ async fn both<T>(
         {
             fetched = Some(result);
         }
-        // An interrupted send waits for nothing that is still being fetched.
         match (sent.take(), fetched.take()) {
-            (Some(outgoing), Some(result)) => Poll::Ready(Ok((outgoing, result))),
+            // An interrupted send waits for nothing: what it still holds may be what the fetch waits for.
+            (Some(outgoing), result) if result.is_some() || !outgoing.is_empty() => {
+                Poll::Ready(Ok((outgoing, result)))
+            }
             (left, right) => {
                 (sent, fetched) = (left, right);
                 Poll::Pending

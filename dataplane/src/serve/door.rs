@@ -145,6 +145,7 @@ impl NodeDoor for Door {
             metrics.set(Gauge::ReserveUsedBytes(reserve), used.cast_signed());
         }
         let table = self.node.table.status();
+        metrics.set(Gauge::PagesFree, arena.pages_free.cast_signed());
         metrics.set(Gauge::Objects, table.objects.cast_signed());
         metrics.set(Gauge::Extents, table.extents.cast_signed());
         metrics.set(Gauge::MetadataBytes, table.metadata_bytes.cast_signed());

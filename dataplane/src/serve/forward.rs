@@ -1,16 +1,18 @@
 //! Handing a request on to the origin, signed with our keys, and its answer back.
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
+
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::Worker;
 use super::body::BodyReader;
 use super::connection::{Connection, Ended};
 use super::reply::Reply;
 use super::request::{ForwardTarget, ReadTarget, relayed};
 use crate::http1::{BodyLength, Method, RequestHead};
 use crate::metrics::{Counter, OriginAsk};
-use crate::origin::{Forward, OriginError, Relay, Uploader, upload};
+use crate::node::Node;
+use crate::origin::{Forward, OriginError, Uploader, upload};
 
 /// A read that is not answered from here.
 pub(super) fn of_read(head: &RequestHead, target: &ReadTarget) -> ForwardTarget {
@@ -31,7 +33,7 @@ pub(super) async fn forward(
     request_id: &str,
 ) -> Result<Reply, Ended> {
     let worker = std::rc::Rc::clone(&connection.worker);
-    let forgetting = Forgetting::new(&worker, target);
+    let forgetting = Forgetting::new(&worker.node, target);
     let method =
         http::Method::from_bytes(head.method.as_str().as_bytes()).expect("methods were parsed as tokens");
     let (uploader, upload) = match head.body {
@@ -73,11 +75,12 @@ pub(super) async fn forward(
             }
         }
     };
-    drop(forgetting);
-    Ok(match answer {
-        Ok(relay) => reply(relay, head),
+    let mut reply = match answer {
+        Ok(relay) => relayed(relay, head.method == Method::Head),
         Err(error) => refusal(&error, head, request_id),
-    })
+    };
+    reply.forgetting = forgetting;
+    Ok(reply)
 }
 
 async fn feed(connection: &mut Connection, body: &mut BodyReader, uploader: Uploader) -> Result<(), Ended> {
@@ -88,10 +91,6 @@ async fn feed(connection: &mut Connection, body: &mut BodyReader, uploader: Uplo
     }
     uploader.finish().await;
     Ok(())
-}
-
-fn reply(relay: Relay, head: &RequestHead) -> Reply {
-    relayed(relay, head.method == Method::Head)
 }
 
 fn refusal(error: &OriginError, head: &RequestHead, request_id: &str) -> Reply {
@@ -120,34 +119,44 @@ fn headers(head: &RequestHead) -> HeaderMap {
 }
 
 /// Makes the node forget what a write changes: when it is made and when it is dropped, however the write ends.
-struct Forgetting<'a> {
-    worker: &'a Worker,
-    target: &'a ForwardTarget,
+/// It goes with the reply, because some writes are done only when the last byte of their answer has come.
+#[derive(Debug)]
+pub(crate) struct Forgetting {
+    node: Arc<Node>,
+    accelerator: u16,
+    key: Option<Box<[u8]>>,
 }
 
-impl<'a> Forgetting<'a> {
-    fn new(worker: &'a Worker, target: &'a ForwardTarget) -> Self {
-        let forgetting = Self { worker, target };
+impl Forgetting {
+    fn new(node: &Arc<Node>, target: &ForwardTarget) -> Option<Self> {
+        if !target.writes {
+            return None;
+        }
+        let forgetting =
+            Self { node: Arc::clone(node), accelerator: target.accelerator, key: target.key.clone() };
         forgetting.forget();
-        forgetting
+        Some(forgetting)
     }
 
     fn forget(&self) {
-        if !self.target.writes {
-            return;
-        }
-        let table = &self.worker.node.table;
-        match &self.target.key {
-            Some(key) => {
-                table.forget(self.target.accelerator, key);
+        let target = &self.node.accelerators[usize::from(self.accelerator)].target;
+        // Two accelerators may stand before one store.
+        for (index, accelerator) in self.node.accelerators.iter().enumerate() {
+            if accelerator.target != *target {
+                continue;
             }
-            // A request about the bucket that writes (a deletion of many) names its objects in its body.
-            None => table.forget_all(self.target.accelerator),
+            match &self.key {
+                Some(key) => {
+                    self.node.table.forget(index as u16, key);
+                }
+                // A request about the bucket that writes (a deletion of many) names its objects in its body.
+                None => self.node.table.forget_all(index as u16),
+            }
         }
     }
 }
 
-impl Drop for Forgetting<'_> {
+impl Drop for Forgetting {
     fn drop(&mut self) {
         self.forget();
     }

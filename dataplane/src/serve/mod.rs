@@ -7,7 +7,7 @@
 mod body;
 mod connection;
 mod door;
-mod forward;
+pub(crate) mod forward;
 mod reply;
 mod request;
 mod run;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 
+use super::forward::Forgetting;
 use super::stream::ObjectStream;
 use crate::dialect::s3;
 use crate::engine::Slice;
@@ -36,6 +37,8 @@ pub(crate) struct Reply {
     pub(crate) payload: Payload,
     /// The connection cannot go on after it.
     pub(crate) close: bool,
+    /// What the node forgets once more before the last byte of this answer leaves.
+    pub(crate) forgetting: Option<Forgetting>,
 }
 
 /// The body of an answer.
@@ -66,6 +69,7 @@ impl Reply {
             retry_after_s: None,
             payload,
             close: false,
+            forgetting: None,
         }
     }
 

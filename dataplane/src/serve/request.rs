@@ -93,6 +93,21 @@ pub(crate) fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Ro
         );
         return refuse(404, "NoSuchBucket", &message);
     };
+    let raw_bucket = head.path().strip_prefix(b"/").unwrap_or_default().split(|byte| *byte == b'/').next();
+    if raw_bucket != Some(bucket.as_bytes()) {
+        // The origin would split such a path elsewhere, and so mean another object.
+        return refuse(
+            400,
+            "InvalidURI",
+            "the name of the bucket and the slash behind it must not be percent-encoded",
+        );
+    }
+    let target = &worker.node.accelerators[usize::from(accelerator)].target;
+    let climbs = |segment: &[u8]| matches!(segment, b"." | b"..");
+    if !target.is_signed() && key.split(|byte| *byte == b'/').any(climbs) {
+        let message = "an HTTP origin is a tree of files: `.` and `..` would lead out of its prefix";
+        return refuse(400, "InvalidURI", message);
+    }
     let is_read = matches!(head.method, Method::Get | Method::Head);
     if is_read && !key.is_empty() && !is_special(head) {
         return Route::Read(ReadTarget { accelerator, key });

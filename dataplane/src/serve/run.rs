@@ -82,7 +82,7 @@ pub fn run(config: &Config) -> Result<()> {
     let start = Start {
         node: Arc::clone(&node),
         engine,
-        registry: registry.as_ref().map(uring::Registry::as_raw_fd),
+        registry: registry.as_ref().map(|registry| (registry.as_raw_fd(), registry.chunks())),
         credentials,
     };
     let (peers, _workers) = start_workers(&start, config, listeners)?;
@@ -169,7 +169,9 @@ fn open_drives(config: &Config, limits: &Limits, engine: EngineKind) -> Result<O
     }
     let options = StoreOptions {
         engine: if engine == EngineKind::Uring { WriterEngine::Auto } else { WriterEngine::Portable },
-        queue_bytes: limits.writer_queue_bytes.max(u64::from(StoreOptions::default().body_bytes_max)),
+        // The store counts each drive's queue for itself.
+        queue_bytes: (limits.writer_queue_bytes / specs.len() as u64)
+            .max(u64::from(StoreOptions::default().body_bytes_max)),
         ..StoreOptions::default()
     };
     let store = Store::open(&specs, options)?;
@@ -271,7 +273,8 @@ fn probe_port(address: SocketAddr) -> io::Result<()> {
 struct Start {
     node: Arc<Node>,
     engine: EngineKind,
-    registry: Option<RawFd>,
+    /// Descriptor of the registry, and how many chunks it has.
+    registry: Option<(RawFd, usize)>,
     credentials: Credentials,
 }
 
@@ -301,7 +304,7 @@ fn start_workers(
             engine: start.engine,
             registry: start.registry,
             credentials: start.credentials.clone(),
-            limits: origin_limits(&start.node.limits, peers.len()),
+            limits: origin_limits(&start.node.limits, peers.len() * start.node.accelerators.len()),
             peers: peers.clone(),
             index,
             core: *core,
@@ -333,7 +336,8 @@ fn start_workers(
 struct Setup {
     node: Arc<Node>,
     engine: EngineKind,
-    registry: Option<RawFd>,
+    /// Descriptor of the registry, and how many chunks it has.
+    registry: Option<(RawFd, usize)>,
     credentials: Credentials,
     limits: OriginLimits,
     peers: Box<[Peer]>,
@@ -370,14 +374,14 @@ impl Setup {
         }
         let (arena, registry) = (self.node.arena, self.registry);
         let worker = Worker::start(self.node, engine.clone(), origins, self.index, self.peers);
-        let register = move || {
-            if let (Engine::Uring(ring), Some(registry)) = (&engine, registry)
-                && let Err(error) = ring.register(arena, registry)
+        let register = move |chunks| {
+            if let (Engine::Uring(ring), Some((registry, _))) = (&engine, registry)
+                && let Err(error) = ring.register(arena, registry, chunks)
             {
                 tracing::warn!(%error, "a worker goes on without registered memory");
             }
         };
-        register();
+        register(registry.map_or(0, |(_, chunks)| chunks));
         for (_, listener) in listeners {
             let listener = worker.engine.adopt(listener)?;
             tokio::task::spawn_local(Rc::clone(&worker).accept(listener));
@@ -389,8 +393,9 @@ impl Setup {
     }
 }
 
-fn origin_limits(limits: &Limits, workers: usize) -> OriginLimits {
-    let connections = (limits.origin_connections_max / workers as u32).max(1);
+/// Each worker has a pool of its own for each accelerator; together they stay within the node's limit.
+fn origin_limits(limits: &Limits, pools: usize) -> OriginLimits {
+    let connections = (limits.origin_connections_max / pools as u32).max(1);
     OriginLimits {
         first_byte: limits.request_deadline,
         idle: limits.request_deadline,
@@ -409,8 +414,9 @@ fn grow_arena(arena: &'static Arena, registry: Option<uring::Registry>, peers: B
                     if let Some(Err(error)) = registry.as_ref().map(|registry| registry.refresh(arena)) {
                         tracing::warn!(%error, "a chunk of memory stays unregistered");
                     }
+                    let chunks = registry.as_ref().map_or(0, uring::Registry::chunks);
                     for peer in &peers {
-                        let _ = peer.orders.send(Order::Register);
+                        let _ = peer.orders.send(Order::Register(chunks));
                     }
                 }
                 Ok(None) => break,

@@ -36,8 +36,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub enum Order {
     /// Serve this connection.
     Connection(OwnedFd),
-    /// The arena has grown: register the new chunk.
-    Register,
+    /// The arena has grown: so many chunks can be registered.
+    Register(usize),
     /// Finish what there is.
     Drain,
 }
@@ -154,22 +154,17 @@ impl Worker {
 
     /// Serves a connection that was placed here.
     pub fn take(self: &Rc<Self>, fd: OwnedFd) {
+        let admitted = Admitted(Rc::clone(self));
         // Small answers leave at once; a socket that does not know the option is gone already.
         let _ = socket2::SockRef::from(&fd).set_tcp_nodelay(true);
         match self.engine.adopt(fd) {
             Ok(socket) => {
-                let worker = Rc::clone(self);
                 tokio::task::spawn_local(async move {
-                    Rc::clone(&worker).serve(socket).await;
-                    worker.peers[worker.index].load.fetch_sub(1, Ordering::Relaxed);
-                    worker.node.release_connection();
+                    Rc::clone(&admitted.0).serve(socket).await;
+                    drop(admitted);
                 });
             }
-            Err(error) => {
-                tracing::warn!(%error, "connection not taken");
-                self.peers[self.index].load.fetch_sub(1, Ordering::Relaxed);
-                self.node.release_connection();
-            }
+            Err(error) => tracing::warn!(%error, "connection not taken"),
         }
     }
 
@@ -177,17 +172,17 @@ impl Worker {
     pub async fn serve(self: Rc<Self>, socket: Socket) {
         self.counters.bump(Counter::ConnectionsOpened, 1);
         self.counters.adjust(Gauge::Connections, 1);
+        let _open = Open(&self);
         let reason: CloseReason = connection::serve(&self, socket).await;
         self.counters.bump(Counter::ConnectionsClosed(reason), 1);
-        self.counters.adjust(Gauge::Connections, -1);
     }
 
     /// Carries out orders until the other side is gone. `register` is what to do when the arena has grown.
-    pub async fn obey(self: Rc<Self>, mut orders: mpsc::UnboundedReceiver<Order>, register: impl Fn()) {
+    pub async fn obey(self: Rc<Self>, mut orders: mpsc::UnboundedReceiver<Order>, register: impl Fn(usize)) {
         while let Some(order) = orders.recv().await {
             match order {
                 Order::Connection(fd) => self.take(fd),
-                Order::Register => register(),
+                Order::Register(chunks) => register(chunks),
                 Order::Drain => self.drain(),
             }
         }
@@ -275,6 +270,24 @@ impl Worker {
                 watch.interrupt();
             }
         }
+    }
+}
+
+/// A connection's place on its worker and in the node, given back however its task ends.
+struct Admitted(Rc<Worker>);
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.0.peers[self.0.index].load.fetch_sub(1, Ordering::Relaxed);
+        self.0.node.release_connection();
+    }
+}
+
+struct Open<'a>(&'a Worker);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.counters.adjust(Gauge::Connections, -1);
     }
 }
 

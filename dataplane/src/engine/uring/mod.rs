@@ -15,6 +15,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::pin::Pin;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::atomic::{Ordering, fence};
 use std::task::{Context, Poll, Waker, ready};
 
 use io_uring::types::CloneBuffersFlags;
@@ -33,6 +34,10 @@ mod operations;
 const ENTRIES: u32 = 1024;
 /// Completion entries: a full submission queue several times over, so that overflow stays rare.
 const COMPLETIONS: u32 = 8 * ENTRIES;
+/// Pieces of pending work that the kernel does in one entry at least (`IO_LOCAL_TW_DEFAULT_MAX`, since 6.12).
+const WORK_AT_ONCE: usize = 20;
+/// Entries of one turn before other tasks have theirs.
+const ROUNDS_MAX: usize = 64;
 /// Kernel helper threads that one ring may start, bounded and unbounded work.
 const HELPERS_MAX: [u32; 2] = [4, 4];
 
@@ -110,19 +115,21 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Registers the chunks of `arena` that are not registered yet, cloning them from the [`Registry`] with
-    /// descriptor `registry` where the kernel can: cloned buffers are not charged to the memlock limit again.
+    /// Registers those of the first `chunks` of `arena` that are not registered yet, cloning them from the
+    /// [`Registry`] with descriptor `registry` where the kernel can: cloned buffers are not charged to the memlock
+    /// limit again. `chunks` is what the registry itself has: a place that is empty there clones well and reads
+    /// nothing.
     ///
     /// # Errors
     /// The kernel refuses to pin the memory; the ring goes on with ordinary reads.
-    pub fn register(&self, arena: &Arena, registry: RawFd) -> io::Result<()> {
+    pub fn register(&self, arena: &Arena, registry: RawFd, chunks: usize) -> io::Result<()> {
         let uring = self.uring.borrow();
         let mut fixed = self.fixed.borrow_mut();
         if fixed.is_empty() {
             uring.submitter().register_buffers_sparse(arena.chunks_max() as u32)?;
             fixed.resize(arena.chunks_max(), false);
         }
-        for (index, (base, bytes)) in arena.chunks().enumerate() {
+        for (index, (base, bytes)) in arena.chunks().enumerate().take(chunks) {
             if fixed[index] {
                 continue;
             }
@@ -294,25 +301,51 @@ impl Ring {
         unsafe { uring.submission().push(entry).is_ok() }
     }
 
-    /// Submits what is queued, collects what is done. One system call, or none if there is nothing to do.
-    fn turn(&self) {
+    /// Submits what is queued, collects what is done: one system call, or none if there is nothing to do. False if
+    /// it stopped before the end, so that others can run.
+    fn turn(&self) -> bool {
         self.unflushed.set(false);
         // What completes while we are here is collected here; a wake-up for it would cost an epoll_wait.
         self.uring.borrow_mut().completion().disable_eventfd();
-        loop {
-            self.enter();
-            let collected = self.collect();
-            let moved = self.refill();
-            if moved > 0 || (collected > 0 && self.is_due()) {
-                continue;
-            }
-            self.uring.borrow_mut().completion().enable_eventfd();
-            // What came between the last look and this line made no wake-up.
-            if !self.is_due() {
+        let mut rounds = 0;
+        while rounds < ROUNDS_MAX {
+            rounds += 1;
+            let progress = self.round();
+            if !progress || !self.is_due() {
                 break;
             }
-            self.uring.borrow_mut().completion().disable_eventfd();
         }
+        self.uring.borrow_mut().completion().enable_eventfd();
+        // What came between the last look and this line made no wake-up. The fence keeps the next look behind the
+        // store that enables them, on processors that would not.
+        fence(Ordering::SeqCst);
+        // The kernel may leave its flag of pending work up when there is none (it is lowered before the work is
+        // taken, and only if there is some), so the flag alone must not keep us here. One entry takes at least
+        // WORK_AT_ONCE pieces of what is pending; after enough entries without a completion nothing that was pending
+        // is, and what comes later wakes us.
+        let mut fruitless = 0;
+        while self.is_due() {
+            if rounds >= ROUNDS_MAX {
+                return false;
+            }
+            rounds += 1;
+            if self.round() {
+                fruitless = 0;
+                continue;
+            }
+            fruitless += 1;
+            if fruitless > self.operations.borrow().in_flight() / WORK_AT_ONCE {
+                break;
+            }
+        }
+        true
+    }
+
+    /// One entry into the kernel and what it brought. False if that was nothing.
+    fn round(&self) -> bool {
+        self.enter();
+        let collected = self.collect();
+        self.refill() > 0 || collected > 0
     }
 
     fn enter(&self) {
@@ -385,7 +418,10 @@ impl Ring {
                 if due { Poll::Ready(()) } else { Poll::Pending }
             })
             .await;
-            self.turn();
+            if !self.turn() {
+                self.unflushed.set(true);
+                tokio::task::yield_now().await;
+            }
         }
     }
 }
@@ -426,6 +462,11 @@ impl Registry {
             self.registered.set(index + 1);
         }
         Ok(())
+    }
+
+    /// How many chunks it has registered.
+    pub fn chunks(&self) -> usize {
+        self.registered.get()
     }
 
     /// Its descriptor, for [`Ring::register`].
