@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::arena::{LeaseMut, Purpose};
 use crate::metrics::{self, Counter, OriginAsk};
@@ -68,16 +69,40 @@ impl Claim {
         (!fills.is_empty()).then_some(Self { fills, run })
     }
 
-    /// Starts the run. `body`, if there is one already, begins at byte `.1` of the object.
-    pub fn start(self, worker: &Rc<Worker>, entry: &Arc<ObjectEntry>, body: Option<(Body, u64)>) -> Interest {
+    /// Starts the run. `begun`, if the origin has been asked already, is what it sends and the right under which it
+    /// was asked.
+    pub fn start(self, worker: &Rc<Worker>, entry: &Arc<ObjectEntry>, begun: Option<Begun>) -> Interest {
         let Self { fills, run } = self;
         let interest = Interest(Arc::clone(&run));
         worker.counters.bump(Counter::FillsStarted, fills.len() as u64);
         let run =
             Run { worker: Rc::clone(worker), entry: Arc::clone(entry), fills, writer: None, interest: run };
-        tokio::task::spawn_local(run.bring(body));
+        tokio::task::spawn_local(run.bring(begun));
         interest
     }
+}
+
+/// The right to download from an origin; [`Node::fills`](crate::node::Node::fills) has a bounded number of them.
+#[derive(Debug)]
+pub struct Right(#[expect(dead_code, reason = "held, not read")] OwnedSemaphorePermit);
+
+impl Right {
+    /// Waits for one.
+    pub async fn acquire(worker: &Worker) -> Self {
+        let right = Arc::clone(&worker.node.fills).acquire_owned().await;
+        Self(right.expect("the semaphore is never closed"))
+    }
+}
+
+/// An answer of the origin that has begun.
+#[derive(Debug)]
+pub struct Begun {
+    /// Its body.
+    pub body: Body,
+    /// Which byte of the object it begins with.
+    pub start: u64,
+    /// The right under which it was asked for.
+    pub right: Right,
 }
 
 struct Run {
@@ -91,11 +116,19 @@ struct Run {
 }
 
 impl Run {
-    async fn bring(mut self, mut body: Option<(Body, u64)>) {
+    async fn bring(mut self, begun: Option<Begun>) {
         let worker = Rc::clone(&self.worker);
-        let Ok(_right) = worker.node.fills.acquire().await else { return };
+        let (mut body, mut right) = match begun {
+            Some(Begun { body, start, right }) => (Some((body, start)), Some(right)),
+            None => (None, None),
+        };
         let mut resumes = 0;
         loop {
+            // The right comes before the connection, everywhere, so that neither waits for the other.
+            let held = match right.take() {
+                Some(held) => held,
+                None => Right::acquire(&worker).await,
+            };
             let failure = match self.receive(body.take()).await {
                 Ok(()) => return,
                 Err(failure) => failure,
@@ -103,6 +136,7 @@ impl Run {
             match failure {
                 Stop::Resume(error) if resumes < RESUMES_MAX => {
                     tracing::debug!(%error, resumes, "fill resumed");
+                    drop(held);
                     tokio::time::sleep(RESUME_PAUSE * (1 << resumes)).await;
                     resumes += 1;
                 }

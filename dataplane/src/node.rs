@@ -3,7 +3,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -19,6 +19,9 @@ use crate::policy::Policy;
 use crate::range::{EXTENT_BYTES_MAX, Grid};
 use crate::store::{Refused, Slot, Store};
 use crate::table::{ObjectEntry, Table, TableLimits};
+
+/// Failed reads in a row after which a drive is retired.
+pub const DRIVE_FAILURES_MAX: u32 = 16;
 
 /// One node.
 #[derive(Debug)]
@@ -38,9 +41,11 @@ pub struct Node {
     /// Its numbers.
     pub metrics: Arc<Metrics>,
     /// Rights to download from origins.
-    pub fills: Semaphore,
+    pub fills: Arc<Semaphore>,
     /// When it started.
     pub started: Instant,
+    /// Reads in a row that each drive has failed.
+    drive_failures: Box<[AtomicU32]>,
     draining: AtomicBool,
     connections: AtomicU64,
 }
@@ -116,7 +121,7 @@ impl Node {
             objects_max: u64::from(limits.objects_max),
             metadata_bytes_max: limits.metadata_bytes_max,
         });
-        let fills = Semaphore::new(limits.fills_max as usize);
+        let fills = Arc::new(Semaphore::new(limits.fills_max as usize));
         Arc::new(Self {
             arena,
             table,
@@ -127,6 +132,7 @@ impl Node {
             metrics,
             fills,
             started: Instant::now(),
+            drive_failures: (0..=u8::MAX).map(|_| AtomicU32::new(0)).collect(),
             draining: AtomicBool::new(false),
             connections: AtomicU64::new(0),
         })
@@ -136,6 +142,31 @@ impl Node {
     pub fn accelerator(&self, name: &str) -> Option<(u16, &Accelerator)> {
         let index = self.accelerators.iter().position(|accelerator| *accelerator.name == *name)?;
         Some((index as u16, &self.accelerators[index]))
+    }
+
+    /// Where to read a slot: descriptor and offset in bytes. `None` if its drive does not hold it any more, or has
+    /// been retired.
+    pub fn place(&self, slot: Slot) -> Option<(RawFd, u64)> {
+        if self.is_retired(slot.drive) { None } else { self.drives.place(slot) }
+    }
+
+    /// A read of a drive went well, or failed or did not end. After [`DRIVE_FAILURES_MAX`] failures in a row the drive
+    /// is retired: what it holds is asked from the origin until the node starts again.
+    pub fn note_drive_read(&self, drive: u8, went_well: bool) {
+        let failures = &self.drive_failures[usize::from(drive)];
+        if went_well {
+            // A retired drive stays so: a late completion says nothing of the next.
+            if (1..DRIVE_FAILURES_MAX).contains(&failures.load(Ordering::Relaxed)) {
+                failures.store(0, Ordering::Relaxed);
+            }
+        } else if failures.fetch_add(1, Ordering::Relaxed) + 1 == DRIVE_FAILURES_MAX {
+            tracing::error!(drive, "a drive is retired: {DRIVE_FAILURES_MAX} reads in a row failed");
+        }
+    }
+
+    /// Whether a drive is no longer read.
+    pub fn is_retired(&self, drive: u8) -> bool {
+        self.drive_failures[usize::from(drive)].load(Ordering::Relaxed) >= DRIVE_FAILURES_MAX
     }
 
     /// Offers an extent in memory to the drives. Never blocks: what they cannot take stays in memory only.

@@ -13,13 +13,13 @@ use std::time::Duration;
 use forebay_control_api::Freshness;
 use tokio::time::Instant;
 
-use crate::fill::{Claim, RUN_BYTES_MAX};
+use crate::fill::{Begun, Claim, RUN_BYTES_MAX, Right};
 use crate::metrics::{Counter, OriginAsk};
 use crate::object::ObjectFacts;
 use crate::origin::{Answer, Ask, AskRange, Body, OriginError, Relay};
 use crate::range::{ByteRange, Grid, RangeAsk};
 use crate::serve::Worker;
-use crate::table::{Answered, Lookup, ObjectEntry, Resolve, ResolveFailure, Resolved};
+use crate::table::{Answered, Lookup, ObjectEntry, Resolve, ResolveFailure, Resolved, Validation};
 
 /// Largest answer that is shared between those who asked at the same time, bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
@@ -115,14 +115,20 @@ async fn believe(
     if !entry.is_current() {
         return None;
     }
-    let asked_since = *last >= now && entry.validated() >= now;
+    // A question that began after we came is ours too, and so is its failure.
+    if last.begun >= now
+        && let Some(failure) = last.failure
+    {
+        return Some(Found::Failed(failure));
+    }
+    let asked_since = last.begun >= now && entry.validated() >= now;
     if asked_since || is_fresh(&entry, freshness, now) {
         drop(last);
         let age = age(&entry, freshness, now);
         return Some(Found::Object(entry, age));
     }
     let asked = Instant::now();
-    *last = asked;
+    *last = Validation { begun: asked, failure: None };
     let answer = ask_changed(worker, &entry).await;
     match answer {
         Ok(true) => {
@@ -136,7 +142,10 @@ async fn believe(
             worker.node.table.forget_version(&entry);
             None
         }
-        Err(failure) => Some(Found::Failed(failure)),
+        Err(failure) => {
+            last.failure = Some(failure);
+            Some(Found::Failed(failure))
+        }
     }
 }
 
@@ -197,12 +206,15 @@ async fn lead(worker: Rc<Worker>, leader: Leader, want: Want) {
     let grid = accelerator.grid;
     let mut range = first_ask(want, grid, accelerator.extent_bytes);
     let mut repeats = 0;
+    // Before the connection: its body may become a run.
+    let mut right = if range.is_some() { Some(Right::acquire(&worker).await) } else { None };
     let outcome = loop {
         let asked = Instant::now();
         let answer = put(&worker, &resolve, range).await;
         match answer {
             Ok(Answer::Bytes { facts, range, body }) => {
-                break keep(&worker, &resolve, facts, asked, want, Some((range, body)));
+                let right = right.take().expect("a GET is asked under a right");
+                break keep(&worker, &resolve, facts, asked, want, Some((range, body, right)));
             }
             Ok(Answer::Empty { facts } | Answer::Found { facts }) => {
                 break keep(&worker, &resolve, facts, asked, want, None);
@@ -276,7 +288,7 @@ fn keep(
     facts: ObjectFacts,
     asked: Instant,
     want: Want,
-    bytes: Option<(ByteRange, Body)>,
+    bytes: Option<(ByteRange, Body, Right)>,
 ) -> Resolved {
     if !facts.is_cacheable() {
         return Resolved::Bypass;
@@ -284,7 +296,7 @@ fn keep(
     let table = &worker.node.table;
     let grid = worker.node.accelerators[usize::from(resolve.key.accelerator)].grid;
     let entry = table.entry(resolve.key.clone(), facts, grid, asked);
-    let claimed = bytes.and_then(|(range, body)| {
+    let claimed = bytes.and_then(|(range, body, right)| {
         // The first extent that the body has from its beginning, or, where the origin ignored the range and
         // sends all, the one that was wanted.
         let wanted = match want {
@@ -301,12 +313,12 @@ fn keep(
         };
         let last = grid.extent_of(end.checked_sub(1)?);
         let claim = (first <= last).then(|| Claim::make(&entry, first, last)).flatten()?;
-        Some((claim, body, range.start()))
+        Some((claim, Begun { body, start: range.start(), right }))
     });
     table.publish(resolve, &entry);
-    if let Some((claim, body, start)) = claimed {
+    if let Some((claim, begun)) = claimed {
         // Readers take an interest of their own when they find the fills.
-        drop(claim.start(worker, &entry, Some((body, start))));
+        drop(claim.start(worker, &entry, Some(begun)));
     }
     Resolved::Known(entry)
 }

@@ -283,7 +283,7 @@ impl Table {
             grid,
             is_current: AtomicBool::new(true),
             touched: AtomicBool::new(false),
-            validation: tokio::sync::Mutex::new(now),
+            validation: tokio::sync::Mutex::new(Validation { begun: now, failure: None }),
             validated: Mutex::new(now),
             extents: Mutex::default(),
             charged: AtomicU64::new(bytes),
@@ -400,12 +400,21 @@ pub struct ObjectEntry {
     pub grid: Grid,
     is_current: AtomicBool,
     touched: AtomicBool,
-    /// Held while the origin is asked whether this is still the version; holds when that began.
-    validation: tokio::sync::Mutex<Instant>,
+    /// Held while the origin is asked whether this is still the version.
+    validation: tokio::sync::Mutex<Validation>,
     validated: Mutex<Instant>,
     extents: Mutex<BTreeMap<u32, Extent>>,
     charged: AtomicU64,
     meter: Arc<Meter>,
+}
+
+/// The last question to the origin whether a version still holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Validation {
+    /// When it began.
+    pub begun: Instant,
+    /// Why it was not answered, if it was not.
+    pub failure: Option<ResolveFailure>,
 }
 
 #[derive(Debug, Default)]
@@ -459,8 +468,8 @@ impl ObjectEntry {
         *validated = asked.max(*validated);
     }
 
-    /// The right to ask the origin about this version; the value is when the last such question began.
-    pub async fn validation(&self) -> tokio::sync::MutexGuard<'_, Instant> {
+    /// The right to ask the origin about this version, and what is known of the last such question.
+    pub async fn validation(&self) -> tokio::sync::MutexGuard<'_, Validation> {
         self.validation.lock().await
     }
 

@@ -76,7 +76,8 @@ impl NodeDoor for Door {
                 .map(|store| store.status().drives)
                 .unwrap_or_default()
                 .iter()
-                .map(drive)
+                .enumerate()
+                .map(|(index, status)| drive(status, self.node.is_retired(index as u8)))
                 .collect(),
             objects: table.objects,
             extents: table.extents,
@@ -159,7 +160,7 @@ fn worker((core, peer): (&usize, &Peer)) -> WorkerStatus {
     WorkerStatus { core: *core as u32, connections: peer.load.load(Ordering::Relaxed) as u64 }
 }
 
-fn drive(drive: &crate::store::DriveStatus) -> DriveStatus {
+fn drive(drive: &crate::store::DriveStatus, is_retired: bool) -> DriveStatus {
     let geometry = &drive.geometry;
     // What was begun and not yet taken back; the open segment counts as a whole.
     let begun = drive.segments_opened.min(u64::from(geometry.segments()));
@@ -167,6 +168,11 @@ fn drive(drive: &crate::store::DriveStatus) -> DriveStatus {
         path: drive.path.display().to_string(),
         capacity_bytes: geometry.capacity(),
         used_bytes: begun * u64::from(geometry.segment_bytes()),
-        state: if drive.is_dead { "dead" } else { "in use" }.to_owned(),
+        state: match (is_retired, drive.is_dead) {
+            (true, _) => "retired: reads failed",
+            (false, true) => "read only: writes failed",
+            (false, false) => "in use",
+        }
+        .to_owned(),
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::Worker;
 use super::reply::{Payload, Reply};
@@ -174,28 +174,31 @@ pub(crate) async fn read(
         Read::Reply(Reply::error(status, code, message, head.path(), request_id))
     };
     for _ in 0..ROUNDS_MAX {
-        let (entry, age, is_new) =
-            match resolve::find(worker, target.accelerator, &target.key, want, decision.freshness, now).await
-            {
-                Found::Object(entry, age) => (entry, age, false),
-                Found::New(entry, age) => (entry, age, true),
-                Found::Bypass => return Read::Bypass,
-                Found::Answered(answered) => {
-                    let payload = if is_head {
-                        Payload::Length(head_length(answered.status, &answered.headers))
-                    } else {
-                        Payload::Own(answered.body.clone())
-                    };
-                    let mut reply = Reply::new(answered.status, payload);
-                    reply.relayed = Some(answered.headers.clone());
-                    reply.cache = Some(CacheOutcome::Bypass);
-                    return Read::Reply(reply);
-                }
-                Found::Failed(failure) => {
-                    let (status, code, message) = gateway(failure);
-                    return refuse(status, code, message);
-                }
-            };
+        let finding = resolve::find(worker, target.accelerator, &target.key, want, decision.freshness, now);
+        let Ok(found) = timeout(worker.node.limits.request_deadline, finding).await else {
+            let (status, code, message) = interrupted(worker, StreamFailure::Deadline);
+            return refuse(status, code, &message);
+        };
+        let (entry, age, is_new) = match found {
+            Found::Object(entry, age) => (entry, age, false),
+            Found::New(entry, age) => (entry, age, true),
+            Found::Bypass => return Read::Bypass,
+            Found::Answered(answered) => {
+                let payload = if is_head {
+                    Payload::Length(head_length(answered.status, &answered.headers))
+                } else {
+                    Payload::Own(answered.body.clone())
+                };
+                let mut reply = Reply::new(answered.status, payload);
+                reply.relayed = Some(answered.headers.clone());
+                reply.cache = Some(CacheOutcome::Bypass);
+                return Read::Reply(reply);
+            }
+            Found::Failed(failure) => {
+                let (status, code, message) = gateway(failure);
+                return refuse(status, code, message);
+            }
+        };
         match answer(worker, head, entry, asked, is_head, age).await {
             Ok(mut reply) => {
                 if is_new {

@@ -7,6 +7,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::timeout;
 
@@ -27,6 +28,8 @@ const FOLLOW_BYTES: usize = 32 << 10;
 pub(super) const RAM_SAMPLE: u64 = 1024;
 /// How often a lost fill is begun again for one stream.
 const LOST_MAX: u32 = 8;
+/// How long a drive may take for one read.
+const DRIVE_PATIENCE: Duration = Duration::from_secs(5);
 /// Why a stream cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamFailure {
@@ -176,7 +179,7 @@ impl ObjectStream {
         again: bool,
     ) -> Result<Option<Slice>, StreamFailure> {
         let node = Arc::clone(&self.worker.node);
-        let Some((file, offset)) = node.drives.place(slot) else {
+        let Some((file, offset)) = node.place(slot) else {
             self.entry.lose_slot(piece.extent, slot);
             return Ok(None);
         };
@@ -194,7 +197,15 @@ impl ObjectStream {
         let counters = &self.worker.counters;
         counters.bump(Counter::DriveReads, 1);
         counters.bump(Counter::DriveReadBytes, len as u64);
-        let (read, lease) = self.worker.engine.read_at(file, offset + start as u64, lease, len).await;
+        // A drive that does not answer is left to its operation, which keeps the lease; the client is not.
+        let reading = self.worker.engine.read_at(file, offset + start as u64, lease, len);
+        let Ok((read, lease)) = timeout(DRIVE_PATIENCE, reading).await else {
+            tracing::warn!(object = %self.entry.name(), extent = piece.extent, "drive read did not end in time");
+            node.note_drive_read(slot.drive, false);
+            self.entry.lose_slot(piece.extent, slot);
+            return Ok(None);
+        };
+        node.note_drive_read(slot.drive, read.is_ok());
         if let Err(error) = &read {
             tracing::warn!(%error, object = %self.entry.name(), extent = piece.extent, "drive read failed");
         }
@@ -245,7 +256,9 @@ impl ObjectStream {
         let ahead = (RUN_BYTES_MAX / 2 / u64::from(self.entry.grid.extent_bytes())).max(1) as u32;
         let last = self.entry.grid.extent_of(self.range.last());
         let next = extent.saturating_add(ahead);
+        // What nobody waits for yet takes no right to fill from those who wait.
         if next <= last
+            && self.worker.node.fills.available_permits() > 0
             && matches!(self.entry.peek(next), Whereabouts::Absent)
             && let Some(claim) = Claim::make(&self.entry, next, last)
         {
