@@ -16,6 +16,7 @@ on_each_engine!(
     empty_objects_are_objects,
     a_head_tells_what_a_get_would,
     small_extents_are_exact_too,
+    the_largest_extents_are_fetched_whole,
 );
 
 /// B064, B054, B056.
@@ -27,6 +28,28 @@ fn the_boundary_table_holds(engine: Engine) {
 fn small_extents_are_exact_too(engine: Engine) {
     let (origin, node) = start(engine, ",extent=64KiB");
     boundary_table(&origin, &node, &[BLOCK, 2 * BLOCK, 3 * BLOCK], BLOCK);
+}
+
+/// An extent of 4 MiB lies in two pages, and is one download all the same.
+fn the_largest_extents_are_fetched_whole(engine: Engine) {
+    const LARGEST: u64 = 4 << 20;
+    let (origin, node) = start(engine, ",extent=4MiB,freshness=immutable");
+    boundary_table(&origin, &node, &[LARGEST / 2, LARGEST, 2 * LARGEST], LARGEST);
+    let size = 5 * LARGEST + 1;
+    let content = Content::new(size);
+    origin.put("long", content.bytes(0, size as usize));
+    let before = origin.counts().requests();
+    // The second half of the third extent, then all of it; some bytes across the middle of the fifth, then its end.
+    for (first, last, downloads) in [
+        (2 * LARGEST + LARGEST / 2 + 7, 3 * LARGEST - 1, 1),
+        (2 * LARGEST, 3 * LARGEST - 1, 1),
+        (4 * LARGEST + LARGEST / 2 - 5, 4 * LARGEST + LARGEST / 2 + 5, 2),
+        (4 * LARGEST + LARGEST / 2 + 6, 5 * LARGEST - 1, 2),
+    ] {
+        let response = ask(&node, "/data/long", &format!("bytes={first}-{last}"));
+        must_be_range(&response, content, first, last, size);
+        assert_eq!(origin.counts().requests() - before, downloads, "{first}-{last}");
+    }
 }
 
 fn boundary_table(origin: &Origin, node: &Node, boundaries: &[u64], extent: u64) {

@@ -130,7 +130,7 @@ const ABOUT: &str =
 
 const ACCELERATOR_HELP: &str = "A bucket name that clients use and the store behind it; may be given several times. \
     ORIGIN is s3://BUCKET or http(s)://HOST[:PORT]/PREFIX; keys are endpoint, region, freshness (strict, ttl:60s, \
-    immutable), preset (training-data, model-weights, lakehouse) and extent (64KiB to 2MiB)";
+    immutable), preset (training-data, model-weights, lakehouse) and extent (64KiB to 4MiB)";
 
 impl Settings {
     /// The names that a file may hold, `keys` among them.

@@ -54,9 +54,6 @@ pub struct Limits {
     pub drain: Duration,
 }
 
-/// The largest extent that one buffer holds, bytes.
-pub const EXTENT_BYTES_HELD_MAX: u64 = arena::LEASE_BYTES_MAX as u64;
-
 const PAGE_BYTES: u64 = arena::PAGE_BYTES as u64;
 
 /// Buffers of each kind that a worker must be able to hold: fewer, and two large requests wait for each other.
@@ -79,7 +76,8 @@ impl Limits {
         let extent = config
             .accelerators
             .iter()
-            .map(forebay_control_api::AcceleratorSpec::extent_bytes)
+            // An extent of more than a page is kept in pages.
+            .map(|spec| spec.extent_bytes().min(PAGE_BYTES))
             .max()
             .unwrap_or(PAGE_BYTES);
 

@@ -29,7 +29,7 @@ use forebay_control_api::{AcceleratorSpec, ByteSize, Span};
 pub use cli::{Cli, Command, DrivePath, FormatArgs, Settings};
 pub use file::FileError;
 pub use host::{CoreMap, HostFacts, raise_descriptor_limit};
-pub use limits::{EXTENT_BYTES_HELD_MAX, Limits};
+pub use limits::Limits;
 pub use show::{banner, boto3_snippet, check_report};
 pub use value::{AdminAddr, ClientKey, CoreChoice, DriveArg, EngineChoice, Secret, ValueError};
 
@@ -152,9 +152,6 @@ impl Config {
             return Err(ConfigError::Twice { setting: "accelerator", value: twice.to_owned() });
         }
         for spec in &settings.accelerator {
-            if spec.extent_bytes() > EXTENT_BYTES_HELD_MAX {
-                return Err(ConfigError::ExtentTooLarge(spec.name.to_string()));
-            }
             Policy::new(spec)
                 .map_err(|source| ConfigError::Rule { accelerator: spec.name.to_string(), source })?;
         }
@@ -255,9 +252,6 @@ pub enum ConfigError {
     /// Nothing to serve.
     #[error("accelerator: there is none; give at least one, e.g. --accelerator data=s3://bucket")]
     NoAccelerator,
-    /// An extent that no buffer of this version holds.
-    #[error("accelerator {0}: extent=4MiB is more than one buffer of this version holds; use 2MiB or less")]
-    ExtentTooLarge(String),
     /// A rule of an accelerator.
     #[error("accelerator {accelerator}")]
     Rule {

@@ -143,7 +143,6 @@ fn keys_come_from_the_file_and_the_environment() {
 
 #[test]
 fn what_this_version_cannot_hold_is_refused() {
-    assert!(refused(settings(&["abc=s3://bucket,extent=4MiB"])).contains("2MiB or less"));
     let mut rule = minimal();
     rule.accelerator[0].rules =
         vec![forebay_control_api::Rule { pattern: "/a".into(), freshness: None, cache: Some(false) }];
