@@ -1,8 +1,9 @@
 """The bed that measurements lie in: nginx as origin and as peer, the node, the load; all pinned.
 
 Servers run on core 0, the load on core 1. CPU time is what the scheduler charged to all threads of a server
-(schedstat, nanoseconds) while the load ran, over the bytes the load received; GB is 1e9 bytes. Ratios are taken
-of pairs measured back to back, in ABBA order, and every run is printed.
+(schedstat, nanoseconds) while the load ran, over the bytes the load received; GB is 1e9 bytes. Beside it stands the
+time that core 0 was not idle, whoever had it (ticks of 10 ms). Ratios are taken of pairs measured back to back, in
+ABBA order, and every run is printed.
 """
 
 import atexit
@@ -11,6 +12,7 @@ import glob
 import json
 import math
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -101,6 +103,8 @@ class Server:
 def nginx(folder, kind):
     """nginx at its best: `static` is sendfile from files, `cache` is proxy_cache in front of that."""
     port, upstream = free_port(), free_port()
+    # As many open files as it may have; connections need some of them.
+    descriptors = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1] % (1 << 31), 100_000)
     base = room()
     os.makedirs(f"{base}/cache")
     static = """
@@ -122,7 +126,7 @@ def nginx(folder, kind):
         user {'root' if os.geteuid() == 0 else 'nobody'};
         worker_processes 1;
         daemon off;
-        worker_rlimit_nofile 65536;
+        worker_rlimit_nofile {descriptors};
         pid {base}/pid;
         error_log {base}/error.log;
         events {{ worker_connections 4096; use epoll; multi_accept on; }}
@@ -135,7 +139,7 @@ def nginx(folder, kind):
             tcp_nodelay on;
             keepalive_requests 100000000;
             keepalive_timeout 3600s;
-            open_file_cache max=100000 inactive=1d;
+            open_file_cache max={descriptors - 5000} inactive=1d;
             open_file_cache_valid 1d;
             client_body_temp_path {base}/t1;
             proxy_temp_path {base}/t2;
@@ -187,12 +191,22 @@ def load(server, cell, *arguments, tier=None):
     return result
 
 
+def core_seconds(core):
+    """What the core has not been idle, since it runs."""
+    with open("/proc/stat") as file:
+        fields = next(line.split() for line in file if line.startswith(f"cpu{core} "))
+    user, nice, system, _idle, _iowait, irq, softirq = (int(field) for field in fields[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(server, cell, seconds, tier=None):
-    """One measured run after a second of warm-up, with `cpu_s_per_gb` added."""
+    """One measured run after a second of warm-up, with `cpu_s_per_gb` (the process) and `core_s_per_gb` added."""
     load(server, cell, "--seconds", "1", tier=tier)
-    before = server.cpu_seconds()
+    before, core_before = server.cpu_seconds(), core_seconds(0)
     result = load(server, cell, "--seconds", str(seconds), tier=tier)
-    result["cpu_s_per_gb"] = (server.cpu_seconds() - before) / (result["bytes"] / 1e9)
+    gigabytes = result["bytes"] / 1e9
+    result["cpu_s_per_gb"] = (server.cpu_seconds() - before) / gigabytes
+    result["core_s_per_gb"] = (core_seconds(0) - core_before) / gigabytes
     return result
 
 
