@@ -130,6 +130,8 @@ table! {
         "Requests ended, by what they turned out to be and the class of the status.";
     SentBytes = "forebay_serve_sent_bytes_total",
         "Bytes the kernel took for clients, heads and bodies.";
+    SentByReferenceBytes = "forebay_serve_sent_by_reference_bytes_total",
+        "Of these, bytes of hot pieces that left without a copy by this machine's kernel.";
     SendsStalled = "forebay_serve_sends_stalled_total",
         "Sends that did not move for the time of --send-stall and ended their connection.";
     ConnectionsOpened = "forebay_serve_connections_opened_total",
@@ -166,6 +168,10 @@ table! {
         "Pieces that were not written to a drive, by reason; they stay in memory only.";
     WrittenBytes = "forebay_store_written_bytes_total",
         "Bytes written to drives.";
+    RenewedPages = "forebay_arena_renewed_pages_total",
+        "Pages of memory put in the place of others that a slow client may still read.";
+    RefusedGrants = "forebay_arena_refused_grants_total",
+        "Times that a reserve was used up or all memory held; the request waited or was refused.";
     EvictedPages = "forebay_arena_pages_evicted_total",
         "Pages of 2 MiB that the RAM tier gave up.";
     EvictedObjects = "forebay_table_objects_evicted_total",

@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_dataplane::arena::{Arena, ArenaOptions, Purpose};
+use forebay_dataplane::arena::{Arena, ArenaOptions, Lease, Purpose};
 use forebay_dataplane::engine::portable::Portable;
 use forebay_dataplane::engine::uring::{Registry, Ring};
 use forebay_dataplane::engine::{Engine, Outgoing, SendWatch, Slice, Socket};
@@ -212,9 +212,9 @@ fn drive_reads_fill_exactly_what_the_watermark_says() {
         async move {
             let registry = Registry::build(arena);
             if let (Engine::Uring(ring), Ok(registry)) = (&engine, &registry) {
-                ring.register(arena, registry.as_raw_fd(), registry.chunks()).expect("registered");
+                ring.register(arena, &registry.registered()).expect("registered");
                 // Again, with nothing new: no harm.
-                ring.register(arena, registry.as_raw_fd(), registry.chunks()).expect("registered");
+                ring.register(arena, &registry.registered()).expect("registered");
             }
             let file =
                 std::fs::File::options().read(true).custom_flags(libc::O_DIRECT).open(path).expect("opened");
@@ -231,6 +231,138 @@ fn drive_reads_fill_exactly_what_the_watermark_says() {
             let (read, lease) = engine.read_at(file.as_raw_fd(), MIB as u64, lease, 65_536).await;
             assert_eq!(read.expect_err("the file ends").kind(), std::io::ErrorKind::UnexpectedEof);
             assert_eq!(lease.filled(), 4096);
+        }
+    });
+}
+
+/// A lease of so many equal bytes, asked for often enough to be lent.
+fn hot(arena: &'static Arena, len: usize, byte: u8) -> Lease {
+    let mut lease = arena.grant(Purpose::Fill, len).expect("memory");
+    lease.append(&vec![byte; len]);
+    let lease = lease.freeze();
+    while !lease.is_hot() {
+        lease.touch();
+    }
+    lease
+}
+
+#[test]
+fn hot_bytes_leave_by_reference_in_order_through_a_full_socket() {
+    let arena = arena();
+    on_both(|engine| async move {
+        let (socket, mut peer) = connect_small(&engine).await;
+        let mut outgoing = Outgoing::header(b"head|".to_vec());
+        let mut expected = b"head|".to_vec();
+        for byte in 1..=4 {
+            outgoing.push(Slice::new(hot(arena, MIB, byte), 10..1_000_000));
+            expected.extend(vec![byte; 999_990]);
+        }
+        let reader = std::thread::spawn(move || {
+            let mut got = vec![0; expected.len()];
+            peer.read_exact(&mut got).expect("all of it");
+            assert!(got == expected, "in order and whole");
+        });
+        let (sent, mut outgoing) = engine.send(&socket, outgoing, &SendWatch::default()).await;
+        assert_eq!(sent.expect("sent"), 5 + 4 * 999_990);
+        assert!(outgoing.is_empty());
+        assert_eq!(outgoing.take_by_reference(), 4 * 999_990);
+        reader.join().expect("the reader");
+    });
+    assert_eq!(arena.status().fills_bytes, 0, "every lease came back");
+}
+
+#[test]
+fn a_send_by_reference_that_is_interrupted_or_broken_says_what_left() {
+    let arena = arena();
+    on_both(|engine| async move {
+        let (socket, peer) = connect_small(&engine).await;
+        let mut outgoing = Outgoing::header(b"head|".to_vec());
+        for byte in 1..=4 {
+            outgoing.push(Slice::new(hot(arena, 2 * MIB, byte), 0..2 * MIB));
+        }
+        let watch = Rc::new(SendWatch::default());
+        let interrupter = Rc::clone(&watch);
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            interrupter.interrupt();
+        });
+        watch.begin(0);
+        let (sent, outgoing) = engine.send(&socket, outgoing, &watch).await;
+        watch.end();
+        let first = sent.expect("a count, not an error");
+        assert!(first > 0 && first < 8 * MIB, "some left, not all: {first}");
+        assert_eq!(outgoing.len(), 5 + 8 * MIB - first);
+        drop(peer);
+        let (sent, outgoing) = engine.send(&socket, outgoing, &SendWatch::default()).await;
+        sent.expect_err("the reader is gone");
+        drop(outgoing);
+    });
+    assert_eq!(arena.status().fills_bytes, 0, "every lease came back");
+}
+
+/// Memory that was used again at once gave a slow reader the bytes of another object, all of them.
+#[test]
+fn lent_bytes_stay_what_they_were_until_a_slow_reader_has_them() {
+    on_both(|engine| async move {
+        let arena = arena();
+        let (accepted, mut peer) = connect_plain(&engine).await;
+        socket2::SockRef::from(&accepted).set_send_buffer_size(4 * MIB).expect("a large buffer");
+        let socket = engine.adopt(accepted).expect("adopted");
+        let mut outgoing = Outgoing::header(b"head|".to_vec());
+        outgoing.push(Slice::new(hot(arena, 250_000, 7), 0..250_000));
+        let (sent, mut outgoing) = engine.send(&socket, outgoing, &SendWatch::default()).await;
+        assert_eq!(sent.expect("all of it fits into the socket"), 250_005);
+        assert_eq!(outgoing.take_by_reference(), 250_000);
+        drop(outgoing);
+        // Nobody holds the bytes any more. Everything there is gets other ones.
+        assert_eq!(arena.status().fills_bytes, 0);
+        let rest: Vec<_> = std::iter::from_fn(|| arena.grant(Purpose::Fill, 2 * MIB))
+            .map(|mut lease| {
+                lease.append(&vec![9; 2 * MIB]);
+                lease
+            })
+            .collect();
+        assert_eq!(rest.len(), 4);
+        assert_eq!(arena.renewals(), 1);
+        let mut got = vec![0; 250_005];
+        peer.read_exact(&mut got).expect("all of it");
+        assert!(got[5..].iter().all(|byte| *byte == 7), "what was sent, not what came after");
+    });
+}
+
+/// A ring's registration keeps the page that was there before: what a drive read brought would be in the slow
+/// reader's hands, and what we looked at would be empty.
+#[test]
+fn a_drive_read_into_renewed_memory_arrives_there() {
+    let arena = Arena::build(ArenaOptions { bytes: 8 * MIB, reads_bytes: 2 * MIB, fills_bytes: 2 * MIB })
+        .expect("memory");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("drive");
+    std::fs::write(&path, vec![5; MIB]).expect("a file");
+    let runtime =
+        Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).expect("a runtime");
+    runtime.block_on(async {
+        let ring = Ring::start().expect("io_uring is granted here");
+        let engine = Engine::Uring(Rc::clone(&ring));
+        let mut registry = Registry::build(arena).expect("registered");
+        ring.register(arena, &registry.registered()).expect("registered");
+        let file =
+            std::fs::File::options().read(true).custom_flags(libc::O_DIRECT).open(path).expect("opened");
+        for round in 1..=4 {
+            let lease = hot(arena, 2 * MIB, round);
+            lease.lend().expect("lent");
+            drop(lease);
+            assert_eq!(arena.renewals(), u64::from(round));
+            if round == 3 {
+                // One page in four is more than a sixteenth: the registry takes the new one.
+                registry.refresh(arena).expect("registered anew");
+                ring.register(arena, &registry.registered()).expect("registered anew");
+            }
+            let lease = arena.grant(Purpose::Read, MIB).expect("memory");
+            assert!(lease.lease().renewal() > 0, "the page that was renewed is lent again");
+            let (read, lease) = engine.read_at(file.as_raw_fd(), 0, lease, MIB).await;
+            read.expect("read");
+            assert!(lease.freeze().bytes(0..MIB).iter().all(|byte| *byte == 5), "round {round}");
         }
     });
 }

@@ -23,6 +23,7 @@ fn ten_thousand_hits_copy_nothing(engine: Engine) {
     }
     let copied = || node.metric("forebay_serve_hit_copied_bytes_total");
     let sent = || node.metric("forebay_serve_sent_bytes_total");
+    let by_reference = || node.metric("forebay_serve_sent_by_reference_bytes_total");
     let (copied_before, sent_before, asked_before) = (copied(), sent(), origin.counts().requests());
 
     let mut connection = Connection::open(node.data()).expect("a connection");
@@ -47,5 +48,7 @@ fn ten_thousand_hits_copy_nothing(engine: Engine) {
     }
     assert_eq!(copied() - copied_before, 0, "body bytes of hits were copied");
     assert!(sent() - sent_before > received, "the counter of sent bytes lags behind what was received");
+    // The kernel copies the first two answers of each object, and none of a hot one that is large enough.
+    assert!(by_reference() > received / 2, "{} of {received} left by reference", by_reference());
     assert_eq!(origin.counts().requests(), asked_before);
 }

@@ -21,6 +21,7 @@ use crate::arena::{Lease, LeaseMut, UNIT_BYTES};
 
 pub mod portable;
 pub mod probe;
+mod reference;
 pub mod scripted;
 pub mod uring;
 
@@ -92,6 +93,8 @@ pub struct Outgoing {
     pub header: Vec<u8>,
     /// Object bytes.
     pub body: SmallVec<[Slice; 2]>,
+    /// Bytes that have left by reference.
+    by_reference: u64,
     /// Bytes of the header that have left already.
     sent: usize,
 }
@@ -99,7 +102,7 @@ pub struct Outgoing {
 impl Outgoing {
     /// Only a header.
     pub fn header(header: Vec<u8>) -> Self {
-        Self { header, body: SmallVec::new(), sent: 0 }
+        Self { header, ..Self::default() }
     }
 
     /// Bytes that still have to leave.
@@ -152,12 +155,22 @@ impl Outgoing {
     pub fn clear(&mut self) {
         self.header.clear();
         self.body.clear();
+        self.by_reference = 0;
         self.sent = 0;
+    }
+
+    /// Bytes that have left by reference since it was last asked.
+    pub fn take_by_reference(&mut self) -> u64 {
+        std::mem::take(&mut self.by_reference)
+    }
+
+    fn header_left(&self) -> &[u8] {
+        &self.header[self.sent..]
     }
 
     /// What is left, piece by piece.
     pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
-        std::iter::once(&self.header[self.sent..]).chain(self.body.iter().map(Slice::bytes))
+        std::iter::once(self.header_left()).chain(self.body.iter().map(Slice::bytes))
     }
 
     fn io_slices(&self) -> SmallVec<[IoSlice<'_>; SLICES_MAX + 1]> {
@@ -259,8 +272,8 @@ impl Engine {
         }
     }
 
-    /// Sends header and slices in one operation, and gives back what has not left. Something is left when
-    /// `watch` was interrupted or the connection broke half-way; if it broke, the next send says so.
+    /// Sends header and slices, by reference where the bytes are hot, and gives back what has not left. Something is
+    /// left when `watch` was interrupted or the connection broke half-way; if it broke, the next send says so.
     ///
     /// # Errors
     /// As sendmsg(2), if not one byte has left.

@@ -6,14 +6,14 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::task::{Poll, ready};
 
 use socket2::{MsgHdr, Socket};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::{Outgoing, SendWatch};
+use super::{Outgoing, SendWatch, reference};
 use crate::arena::LeaseMut;
 
 /// The engine. Its pool is the blocking pool of the worker's runtime, whose size the worker bounds.
@@ -85,13 +85,19 @@ impl PortableSocket {
             if outgoing.is_empty() {
                 return (Ok(sent), outgoing);
             }
-            let result = {
+            let result = if reference::is_worth(&outgoing) {
+                reference::push(self.0.get_ref().as_raw_fd(), &mut outgoing)
+            } else {
                 let vectors = outgoing.io_slices();
-                self.0.get_ref().sendmsg(&MsgHdr::new().with_buffers(&vectors), libc::MSG_NOSIGNAL)
+                let result =
+                    self.0.get_ref().sendmsg(&MsgHdr::new().with_buffers(&vectors), libc::MSG_NOSIGNAL);
+                drop(vectors);
+                result.inspect(|count| outgoing.consume(*count))
             };
             match result {
+                // By reference, nothing at all is a socket that is full.
+                Ok(0) => {}
                 Ok(count) => {
-                    outgoing.consume(count);
                     sent += count;
                     continue;
                 }

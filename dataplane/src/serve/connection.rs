@@ -263,11 +263,12 @@ impl Connection {
         let _pinned = if pinned > 0 { Some(self.worker.pin(pinned).await) } else { None };
         let watch = &self.guard.watch;
         watch.begin(self.worker.tick());
-        let (sent, outgoing) = self.worker.engine.send(&self.socket, outgoing, watch).await;
+        let (sent, mut outgoing) = self.worker.engine.send(&self.socket, outgoing, watch).await;
         watch.end();
         match sent {
             Ok(sent) => {
                 self.worker.counters.bump(Counter::SentBytes, sent as u64);
+                self.worker.counters.bump(Counter::SentByReferenceBytes, outgoing.take_by_reference());
                 Ok(outgoing)
             }
             Err(_) => Err(Ended(CloseReason::SendFailed)),

@@ -151,6 +151,8 @@ impl NodeDoor for Door {
         metrics.set(Gauge::Extents, table.extents.cast_signed());
         metrics.set(Gauge::MetadataBytes, table.metadata_bytes.cast_signed());
         metrics.set_total(Counter::EvictedPages, arena.pages_evicted);
+        metrics.set_total(Counter::RenewedPages, arena.pages_renewed);
+        metrics.set_total(Counter::RefusedGrants, arena.grants_refused);
         metrics.set_total(Counter::EvictedObjects, table.objects_evicted);
         metrics.render()
     }

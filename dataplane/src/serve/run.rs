@@ -4,7 +4,7 @@
 use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use super::door::Door;
 use super::worker::{Order, Peer, Worker};
 use crate::admin::{AdminDoor, NodeDoor};
-use crate::arena::{Arena, ArenaOptions};
+use crate::arena::{Arena, ArenaOptions, PAGE_BYTES};
 use crate::auth::Keys;
 use crate::config::{self, Config, EngineChoice, Limits};
 use crate::engine::portable::Portable;
@@ -39,6 +39,8 @@ const BIND_PATIENCE: Duration = Duration::from_secs(5);
 const BIND_PAUSE: Duration = Duration::from_millis(50);
 /// Between two looks at who is still being served.
 const DRAIN_PAUSE: Duration = Duration::from_millis(10);
+/// What is registered is looked at when one page in so many has been renewed since.
+const REGISTER_SHARE: u64 = 32;
 /// Threads that read from drives where there is no io_uring, for each worker.
 const READERS: usize = 8;
 
@@ -82,11 +84,11 @@ pub fn run(config: &Config) -> Result<()> {
     let start = Start {
         node: Arc::clone(&node),
         engine,
-        registry: registry.as_ref().map(|registry| (registry.as_raw_fd(), registry.chunks())),
+        registered: registry.as_ref().map(uring::Registry::registered),
         credentials,
     };
     let (peers, _workers) = start_workers(&start, config, listeners)?;
-    grow_arena(arena, registry, peers.clone());
+    keep_memory(arena, registry, peers.clone());
     let (drain, drained) = mpsc::unbounded_channel();
     let door: Arc<dyn NodeDoor> = Arc::new(Door {
         node: Arc::clone(&node),
@@ -273,8 +275,7 @@ fn probe_port(address: SocketAddr) -> io::Result<()> {
 struct Start {
     node: Arc<Node>,
     engine: EngineKind,
-    /// Descriptor of the registry, and how many chunks it has.
-    registry: Option<(RawFd, usize)>,
+    registered: Option<uring::Registered>,
     credentials: Credentials,
 }
 
@@ -302,7 +303,7 @@ fn start_workers(
         let setup = Setup {
             node: Arc::clone(&start.node),
             engine: start.engine,
-            registry: start.registry,
+            registered: start.registered.clone(),
             credentials: start.credentials.clone(),
             limits: origin_limits(&start.node.limits, peers.len() * start.node.accelerators.len()),
             peers: peers.clone(),
@@ -336,8 +337,7 @@ fn start_workers(
 struct Setup {
     node: Arc<Node>,
     engine: EngineKind,
-    /// Descriptor of the registry, and how many chunks it has.
-    registry: Option<(RawFd, usize)>,
+    registered: Option<uring::Registered>,
     credentials: Credentials,
     limits: OriginLimits,
     peers: Box<[Peer]>,
@@ -372,16 +372,18 @@ impl Setup {
                 );
             }
         }
-        let (arena, registry) = (self.node.arena, self.registry);
+        let arena = self.node.arena;
         let worker = Worker::start(self.node, engine.clone(), origins, self.index, self.peers);
-        let register = move |chunks| {
-            if let (Engine::Uring(ring), Some((registry, _))) = (&engine, registry)
-                && let Err(error) = ring.register(arena, registry, chunks)
+        let register = move |registered: &uring::Registered| {
+            if let Engine::Uring(ring) = &engine
+                && let Err(error) = ring.register(arena, registered)
             {
                 tracing::warn!(%error, "a worker goes on without registered memory");
             }
         };
-        register(registry.map_or(0, |(_, chunks)| chunks));
+        if let Some(registered) = &self.registered {
+            register(registered);
+        }
         for (_, listener) in listeners {
             let listener = worker.engine.adopt(listener)?;
             tokio::task::spawn_local(Rc::clone(&worker).accept(listener));
@@ -405,20 +407,14 @@ fn origin_limits(limits: &Limits, pools: usize) -> OriginLimits {
     }
 }
 
-/// Brings the other chunks of a large arena while the node serves with its first.
-fn grow_arena(arena: &'static Arena, registry: Option<uring::Registry>, peers: Box<[Peer]>) {
-    let grow = move || {
+/// Brings the other chunks of a large arena while the node serves with its first, and then keeps what is
+/// registered the same as what is used.
+fn keep_memory(arena: &'static Arena, registry: Option<uring::Registry>, peers: Box<[Peer]>) {
+    let keep = move || {
+        let mut registry = registry;
         loop {
             match arena.join_chunk() {
-                Ok(Some(_)) => {
-                    if let Some(Err(error)) = registry.as_ref().map(|registry| registry.refresh(arena)) {
-                        tracing::warn!(%error, "a chunk of memory stays unregistered");
-                    }
-                    let chunks = registry.as_ref().map_or(0, uring::Registry::chunks);
-                    for peer in &peers {
-                        let _ = peer.orders.send(Order::Register(chunks));
-                    }
-                }
+                Ok(Some(_)) => register_anew(arena, registry.as_mut(), &peers),
                 Ok(None) => break,
                 Err(error) => {
                     tracing::warn!(%error, "the kernel gives no more memory: serving with what there is");
@@ -426,11 +422,26 @@ fn grow_arena(arena: &'static Arena, registry: Option<uring::Registry>, peers: B
                 }
             }
         }
-        // The registry is what the workers' registrations were cloned from; it stays for those to come.
-        std::mem::forget(registry);
+        // The registry is what the workers' registrations are cloned from: it stays as long as this thread.
+        let step = (arena.status().bytes / PAGE_BYTES as u64 / REGISTER_SHARE).max(1);
+        loop {
+            arena.wait_renewed(arena.renewals(), step);
+            register_anew(arena, registry.as_mut(), &peers);
+        }
     };
-    if let Err(error) = thread::Builder::new().name("memory".into()).spawn(grow) {
+    if let Err(error) = thread::Builder::new().name("memory".into()).spawn(keep) {
         tracing::warn!(%error, "serving with the first chunk of memory only");
+    }
+}
+
+fn register_anew(arena: &Arena, registry: Option<&mut uring::Registry>, peers: &[Peer]) {
+    let Some(registry) = registry else { return };
+    if let Err(error) = registry.refresh(arena) {
+        tracing::warn!(%error, "a chunk of memory stays unregistered");
+    }
+    for peer in peers {
+        // A worker that is gone registers nothing.
+        let _ = peer.orders.send(Order::Register(registry.registered()));
     }
 }
 

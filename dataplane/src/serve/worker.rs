@@ -17,6 +17,7 @@ use tokio::sync::{Notify, mpsc};
 
 use super::connection;
 use super::stream::RAM_SAMPLE;
+use crate::engine::uring::Registered;
 use crate::engine::{Engine, SendWatch, Socket};
 use crate::http1::{DateText, date_text};
 use crate::metrics::{CloseReason, Counter, Gauge, Limit, WorkerCounters};
@@ -36,8 +37,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub enum Order {
     /// Serve this connection.
     Connection(OwnedFd),
-    /// The arena has grown: so many chunks can be registered.
-    Register(usize),
+    /// The arena has grown, or much of it is new: this can be registered.
+    Register(Registered),
     /// Finish what there is.
     Drain,
 }
@@ -177,12 +178,17 @@ impl Worker {
         self.counters.bump(Counter::ConnectionsClosed(reason), 1);
     }
 
-    /// Carries out orders until the other side is gone. `register` is what to do when the arena has grown.
-    pub async fn obey(self: Rc<Self>, mut orders: mpsc::UnboundedReceiver<Order>, register: impl Fn(usize)) {
+    /// Carries out orders until the other side is gone. `register` is what to do when the arena has
+    /// changed.
+    pub async fn obey(
+        self: Rc<Self>,
+        mut orders: mpsc::UnboundedReceiver<Order>,
+        register: impl Fn(&Registered),
+    ) {
         while let Some(order) = orders.recv().await {
             match order {
                 Order::Connection(fd) => self.take(fd),
-                Order::Register(chunks) => register(chunks),
+                Order::Register(registered) => register(&registered),
                 Order::Drain => self.drain(),
             }
         }

@@ -25,7 +25,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use self::operations::{Held, Key, NOBODY, Operations, SendFrame};
-use super::{Outgoing, SLICES_MAX, SendWatch};
+use super::{Outgoing, SLICES_MAX, SendWatch, reference};
 use crate::arena::{Arena, LeaseMut};
 
 mod operations;
@@ -38,6 +38,8 @@ const COMPLETIONS: u32 = 8 * ENTRIES;
 const WORK_AT_ONCE: usize = 20;
 /// Entries of one turn before other tasks have theirs.
 const ROUNDS_MAX: usize = 64;
+/// A chunk is registered anew when more than this part of it, one in so many pages, has been renewed.
+const STALE_SHARE: usize = 16;
 /// Kernel helper threads that one ring may start, bounded and unbounded work.
 const HELPERS_MAX: [u32; 2] = [4, 4];
 
@@ -49,8 +51,8 @@ pub struct Ring {
     eventfd: AsyncFd<OwnedFd>,
     unflushed: Cell<bool>,
     task: RefCell<Option<Waker>>,
-    /// Chunks of the arena that this ring may use as fixed buffers.
-    fixed: RefCell<Vec<bool>>,
+    /// For each chunk of the arena that this ring may use as a fixed buffer, the renewal it was registered at.
+    fixed: RefCell<Vec<Option<u64>>>,
     enters: Cell<u64>,
 }
 
@@ -115,30 +117,30 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Registers those of the first `chunks` of `arena` that are not registered yet, cloning them from the
-    /// [`Registry`] with descriptor `registry` where the kernel can: cloned buffers are not charged to the memlock
-    /// limit again. `chunks` is what the registry itself has: a place that is empty there clones well and reads
-    /// nothing.
+    /// Registers the chunks of `arena` as `registry` has them, cloning them from it where the kernel can: cloned
+    /// buffers are not charged to the memlock limit again. A place that is empty in the registry would clone well
+    /// and read nothing, so nothing beyond `registered` is touched.
     ///
     /// # Errors
     /// The kernel refuses to pin the memory; the ring goes on with ordinary reads.
-    pub fn register(&self, arena: &Arena, registry: RawFd, chunks: usize) -> io::Result<()> {
+    pub fn register(&self, arena: &Arena, registered: &Registered) -> io::Result<()> {
         let uring = self.uring.borrow();
         let mut fixed = self.fixed.borrow_mut();
         if fixed.is_empty() {
             uring.submitter().register_buffers_sparse(arena.chunks_max() as u32)?;
-            fixed.resize(arena.chunks_max(), false);
+            fixed.resize(arena.chunks_max(), None);
         }
-        for (index, (base, bytes)) in arena.chunks().enumerate().take(chunks) {
-            if fixed[index] {
+        for (index, ((base, bytes), renewal)) in arena.chunks().zip(&registered.renewals).enumerate() {
+            if fixed[index] == Some(*renewal) {
                 continue;
             }
             let place = index as u32;
             let replace = CloneBuffersFlags::DST_REPLACE;
+            let registry = registered.registry;
             if uring.submitter().register_buffers_clone_offset(registry, place, place, 1, replace).is_err() {
                 register_chunk(&uring, place, base, bytes)?;
             }
-            fixed[index] = true;
+            fixed[index] = Some(*renewal);
         }
         Ok(())
     }
@@ -201,6 +203,9 @@ impl Ring {
         outgoing: Outgoing,
         watch: &SendWatch,
     ) -> (io::Result<usize>, Outgoing) {
+        if reference::is_worth(&outgoing) {
+            return self.send_by_reference(socket, outgoing, watch).await;
+        }
         let frame = Held::Send(SendFrame::boxed(outgoing));
         let mut operation = self.submit(frame, |held| {
             let Held::Send(frame) = held else { unreachable!("just made") };
@@ -234,9 +239,42 @@ impl Ring {
         (result, outgoing)
     }
 
-    pub(super) async fn writable(self: &Rc<Self>, socket: &RingSocket) -> io::Result<()> {
+    async fn send_by_reference(
+        self: &Rc<Self>,
+        socket: &RingSocket,
+        mut outgoing: Outgoing,
+        watch: &SendWatch,
+    ) -> (io::Result<usize>, Outgoing) {
+        let mut sent = 0;
+        loop {
+            match reference::push(socket.fd, &mut outgoing) {
+                Ok(count) => sent += count,
+                Err(error) => return (if sent > 0 { Ok(sent) } else { Err(error) }, outgoing),
+            }
+            if outgoing.is_empty() {
+                return (Ok(sent), outgoing);
+            }
+            let mut room = self.poll_writable(socket);
+            let is_interrupted = poll_fn(|context| {
+                if Pin::new(&mut room).poll(context).is_ready() {
+                    return Poll::Ready(false);
+                }
+                ready!(watch.poll_interrupted(context));
+                Poll::Ready(true)
+            });
+            if is_interrupted.await {
+                return (Ok(sent), outgoing);
+            }
+        }
+    }
+
+    fn poll_writable(self: &Rc<Self>, socket: &RingSocket) -> Submitted {
         let poll = opcode::PollAdd::new(Fd(socket.fd), libc::POLLOUT as u32).build();
-        let (result, _) = self.submit(Held::Poll, |_| poll).await;
+        self.submit(Held::Poll, |_| poll)
+    }
+
+    pub(super) async fn writable(self: &Rc<Self>, socket: &RingSocket) -> io::Result<()> {
+        let (result, _) = self.poll_writable(socket).await;
         let events = count(result)? as i16;
         if events & (libc::POLLERR | libc::POLLHUP) != 0 {
             return Err(io::ErrorKind::ConnectionReset.into());
@@ -252,7 +290,9 @@ impl Ring {
         len: usize,
     ) -> (io::Result<usize>, LeaseMut) {
         let chunk = lease.lease().chunk();
-        let fixed = self.fixed.borrow().get(usize::from(chunk)).copied().unwrap_or(false);
+        let registered = self.fixed.borrow().get(usize::from(chunk)).copied().flatten();
+        // Memory renewed since is not what the kernel has registered under this name.
+        let fixed = registered.is_some_and(|renewal| lease.lease().renewal() <= renewal);
         let operation = self.submit(Held::Read(lease), |held| {
             let Held::Read(lease) = held else { unreachable!("just made") };
             if fixed {
@@ -432,11 +472,26 @@ impl std::fmt::Debug for Ring {
     }
 }
 
+/// What a [`Registry`] has registered.
+#[derive(Clone, Debug)]
+pub struct Registered {
+    registry: RawFd,
+    /// For each chunk from the first on, the arena's count of renewals before it was registered.
+    renewals: Vec<u64>,
+}
+
+impl Registered {
+    /// How many chunks.
+    pub fn chunks(&self) -> usize {
+        self.renewals.len()
+    }
+}
+
 /// A ring that submits nothing: it holds the registration of the arena that the workers' rings clone. It must
 /// not be a single-issuer ring, whose buffers no other thread may clone.
 pub struct Registry {
     uring: IoUring,
-    registered: Cell<usize>,
+    renewals: Vec<u64>,
 }
 
 impl Registry {
@@ -447,37 +502,44 @@ impl Registry {
     pub fn build(arena: &Arena) -> io::Result<Self> {
         let uring = IoUring::new(1)?;
         uring.submitter().register_buffers_sparse(arena.chunks_max() as u32)?;
-        let registry = Self { uring, registered: Cell::new(0) };
+        let mut registry = Self { uring, renewals: Vec::new() };
         registry.refresh(arena)?;
         Ok(registry)
     }
 
-    /// Registers the chunks that have joined since.
+    /// Registers the chunks that have joined since, and those anew of which more than a sixteenth are other pages
+    /// by now: until then the kernel keeps the old pages as well.
     ///
     /// # Errors
     /// As [`Registry::build`].
-    pub fn refresh(&self, arena: &Arena) -> io::Result<()> {
-        for (index, (base, bytes)) in arena.chunks().enumerate().skip(self.registered.get()) {
+    pub fn refresh(&mut self, arena: &Arena) -> io::Result<()> {
+        for (index, (base, bytes)) in arena.chunks().enumerate() {
+            if let Some(registered) = self.renewals.get(index) {
+                let (renewed, pages) = arena.renewed_since(index, *registered);
+                if renewed * STALE_SHARE <= pages {
+                    continue;
+                }
+            }
+            // Read before: what is renewed meanwhile counts as not registered.
+            let renewals = arena.renewals();
             register_chunk(&self.uring, index as u32, base, bytes)?;
-            self.registered.set(index + 1);
+            match self.renewals.get_mut(index) {
+                Some(known) => *known = renewals,
+                None => self.renewals.push(renewals),
+            }
         }
         Ok(())
     }
 
-    /// How many chunks it has registered.
-    pub fn chunks(&self) -> usize {
-        self.registered.get()
-    }
-
-    /// Its descriptor, for [`Ring::register`].
-    pub fn as_raw_fd(&self) -> RawFd {
-        self.uring.as_raw_fd()
+    /// What it has registered, for [`Ring::register`]. Good for as long as the registry lives.
+    pub fn registered(&self) -> Registered {
+        Registered { registry: self.uring.as_raw_fd(), renewals: self.renewals.clone() }
     }
 }
 
 impl std::fmt::Debug for Registry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Registry({} chunks)", self.registered.get())
+        write!(f, "Registry({} chunks)", self.renewals.len())
     }
 }
 

@@ -9,19 +9,26 @@
 //! again only when the last hold is gone, and no hold ever exposes bytes that were not written for it.
 //! The arena is never unmapped, so that even a bug here cannot become a use after free.
 //!
+//! A slot whose bytes were lent to the network by reference ([`Lease::lend`]) stays out of use until its whole page
+//! is empty and renewed ([`chunk`]): a slow peer may read them long after the last hold is gone.
+//!
 //! What is kept (which object, which extent) is the table's business; the arena only remembers whom to ask
 //! to let go ([`Resident`]).
 
 use std::fmt;
 use std::io;
-use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use memmap2::{Advice, MmapMut, MmapOptions};
 use tokio::sync::Notify;
+
+use self::chunk::Chunk;
+pub use self::lease::{Lease, LeaseMut};
+
+mod chunk;
+mod lease;
 
 /// Unit of lending to a size class, bytes. Also the huge page size, so that one page is one translation.
 pub const PAGE_BYTES: usize = 2 << 20;
@@ -98,6 +105,8 @@ pub struct ArenaStatus {
     pub pages_free: u64,
     /// Pages taken from the RAM tier since the start.
     pub pages_evicted: u64,
+    /// Pages put in the place of others that the network may still read, since the start.
+    pub pages_renewed: u64,
     /// Grants refused since the start.
     pub grants_refused: u64,
 }
@@ -111,28 +120,7 @@ pub struct Arena {
     returned: Notify,
     waiting: AtomicUsize,
     refused: AtomicU64,
-}
-
-struct Chunk {
-    base: NonNull<u8>,
-    bytes: usize,
-    slots: Box<[SlotMeta]>,
-    /// Owns the mapping; `base` points into it.
-    _map: MmapMut,
-}
-
-// SAFETY: `base` points into the mapping that the chunk owns for ever; all access to the bytes behind it goes
-// through leases, which keep one writer and readers apart by the watermark in `SlotMeta`.
-unsafe impl Send for Chunk {}
-// SAFETY: as above; the shared parts of `Chunk` itself are atomics.
-unsafe impl Sync for Chunk {}
-
-/// One per 4 KiB unit; a slot uses that of its first unit.
-#[derive(Default)]
-struct SlotMeta {
-    holds: AtomicU32,
-    filled: AtomicU32,
-    touched: AtomicU8,
+    renewed: Condvar,
 }
 
 struct State {
@@ -142,12 +130,15 @@ struct State {
     used: [u64; 3],
     hand: u32,
     pages_evicted: u64,
+    pages_renewed: u64,
 }
 
 struct PageState {
     class: u8,
     listed: bool,
     live: u16,
+    /// Slots that nobody holds and the network may still read.
+    spent: u16,
     free: [u64; BITMAP_WORDS],
     tenants: Vec<Tenant>,
 }
@@ -188,10 +179,12 @@ impl Arena {
                 used: [0; 3],
                 hand: 0,
                 pages_evicted: 0,
+                pages_renewed: 0,
             }),
             returned: Notify::new(),
             waiting: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
+            renewed: Condvar::new(),
         };
         let arena: &'static Self = Box::leak(Box::new(arena));
         arena.join_chunk()?;
@@ -290,14 +283,14 @@ impl Arena {
     pub fn keep(&'static self, lease: &Lease, resident: Weak<dyn Resident>, extent: u32) {
         let bytes = lease.capacity() as u64;
         let mut state = self.lock();
-        let page = &mut state.pages[lease.page as usize];
+        let page = &mut state.pages[lease.page() as usize];
         let tenant = &mut page.tenants[lease.slot_index()];
         let before = tenant.purpose;
         tenant.purpose = Purpose::Ram;
         tenant.resident = Some((resident, extent));
         state.used[before as usize] -= bytes;
         state.used[Purpose::Ram as usize] += bytes;
-        lease.meta().touched.store(1, Ordering::Relaxed);
+        lease.touch();
         let budget = self.budget(Purpose::Ram);
         let mut over = state.used[Purpose::Ram as usize] > budget;
         drop(state);
@@ -308,6 +301,28 @@ impl Arena {
             over = self.lock().used[Purpose::Ram as usize] > budget;
         }
         self.wake();
+    }
+
+    /// Whether hot bytes can leave by reference.
+    pub fn is_lendable(&self) -> bool {
+        self.chunks.first().and_then(OnceLock::get).is_some_and(|chunk| chunk.file().is_some())
+    }
+
+    /// Pages renewed since the start: what [`Lease::renewal`] is compared with.
+    pub fn renewals(&self) -> u64 {
+        self.lock().pages_renewed
+    }
+
+    /// Pages of a chunk that were renewed after `renewal`, and all of its pages.
+    pub fn renewed_since(&self, chunk: usize, renewal: u64) -> (usize, usize) {
+        let chunk = self.chunks[chunk].get().expect("a chunk that has joined");
+        (chunk.renewed_since(renewal), chunk.bytes / PAGE_BYTES)
+    }
+
+    /// Blocks until at least `pages` have been renewed after `renewal`.
+    pub fn wait_renewed(&self, renewal: u64, pages: u64) {
+        let is_early = |state: &mut State| state.pages_renewed < renewal + pages;
+        drop(self.renewed.wait_while(self.lock(), is_early).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Whether somebody waits for memory to come back.
@@ -326,6 +341,7 @@ impl Arena {
             ram_bytes_max: self.budget(Purpose::Ram),
             pages_free: state.pages_free.len() as u64,
             pages_evicted: state.pages_evicted,
+            pages_renewed: state.pages_renewed,
             grants_refused: self.refused.load(Ordering::Relaxed),
         }
     }
@@ -355,7 +371,12 @@ impl Arena {
             if !state.pages[page as usize].tenants.iter().any(|tenant| tenant.resident.is_some()) {
                 continue;
             }
-            let touched = self.cool_page(page, state.pages[page as usize].class);
+            let class = state.pages[page as usize].class;
+            let cooled = self.cool_page(page, class);
+            // A page that is mostly out of use goes first, however hot the rest of it is.
+            let slots = PAGE_UNITS / usize::from(CLASS_UNITS[class as usize]);
+            let is_spent = usize::from(state.pages[page as usize].spent) * 2 >= slots;
+            let touched = if is_spent { 0 } else { cooled };
             if victim.is_none_or(|(_, least)| touched < least) {
                 victim = Some((page, touched));
             }
@@ -410,20 +431,42 @@ impl Arena {
         let meta = &chunk.slots[unit];
         assert_eq!(meta.holds.swap(1, Ordering::AcqRel), 0, "a slot is lent once");
         meta.filled.store(0, Ordering::Release);
-        LeaseMut(Lease { arena: self, page, first_unit: (slot * usize::from(units)) as u16, units })
+        LeaseMut::new(self, page, (slot * usize::from(units)) as u16, units)
     }
 
     fn take_back(&'static self, lease: &Lease) {
-        if cfg!(debug_assertions) {
-            // SAFETY: the last hold is gone (the caller saw the count reach zero), so nobody reads or writes
-            // this slot; it lies inside the mapping, which is never unmapped.
-            unsafe { lease.base().as_ptr().write_bytes(POISON, lease.capacity()) };
+        let meta = lease.meta();
+        meta.filled.store(0, Ordering::Release);
+        meta.touched.store(0, Ordering::Relaxed);
+        let lent = meta.lent.swap(false, Ordering::Relaxed);
+        if cfg!(debug_assertions) && !lent {
+            lease.poison();
         }
-        lease.meta().filled.store(0, Ordering::Release);
         let mut state = self.lock();
-        state.give_slot(lease.page, lease.slot_index(), u64::from(lease.units) * UNIT_BYTES as u64);
+        let bytes = lease.capacity() as u64;
+        let emptied = state.give_slot(lease.page(), lease.slot_index(), bytes, lent);
         drop(state);
+        if let Some(page) = emptied {
+            self.renew(page);
+        }
         self.wake();
+    }
+
+    /// Brings back a page that is in no list: nobody holds a piece of it, but the network may still read it.
+    fn renew(&self, page: u32) {
+        let (chunk, unit) = self.unit(page, 0);
+        let within = unit / PAGE_UNITS;
+        if let Err(error) = chunk.renew(within) {
+            // Wrong bytes are worse than 2 MiB less.
+            tracing::error!(%error, "a page of memory is lost: the kernel does not take it back");
+            return;
+        }
+        let mut state = self.lock();
+        state.pages_renewed += 1;
+        chunk.note_renewal(within, state.pages_renewed);
+        state.pages_free.push(page);
+        drop(state);
+        self.renewed.notify_all();
     }
 
     fn wake(&self) {
@@ -465,30 +508,16 @@ pub struct Starved {
     len: usize,
 }
 
-impl Chunk {
-    fn map(bytes: usize) -> io::Result<Self> {
-        // One page more than asked, so that the first page can be aligned for a huge page.
-        let mut map = MmapOptions::new().len(bytes + PAGE_BYTES).map_anon()?;
-        let skip = map.as_ptr().align_offset(PAGE_BYTES);
-        let base = NonNull::new(map[skip..].as_mut_ptr()).expect("a mapping is not at address zero");
-        // Refused where the kernel has no huge pages: ordinary pages then.
-        let _ = map.advise_range(Advice::HugePage, skip, bytes);
-        // A child process gets no copy: pages that the kernel has pinned must not be duplicated on write.
-        let _ = map.advise_range(Advice::DontFork, skip, bytes);
-        if map.advise_range(Advice::PopulateWrite, skip, bytes).is_err() {
-            // Before 5.14: touch every page, so that no page fault meets the data path.
-            for offset in (skip..skip + bytes).step_by(UNIT_BYTES) {
-                map[offset] = 0;
-            }
-        }
-        let slots = (0..bytes / UNIT_BYTES).map(|_| SlotMeta::default()).collect();
-        Ok(Self { base, bytes, slots, _map: map })
-    }
-}
-
 impl PageState {
     fn empty() -> Self {
-        Self { class: NO_CLASS, listed: false, live: 0, free: [0; BITMAP_WORDS], tenants: Vec::new() }
+        Self {
+            class: NO_CLASS,
+            listed: false,
+            live: 0,
+            spent: 0,
+            free: [0; BITMAP_WORDS],
+            tenants: Vec::new(),
+        }
     }
 
     fn cut(&mut self, class: u8) {
@@ -534,24 +563,34 @@ impl State {
         Some((page, slot))
     }
 
-    fn give_slot(&mut self, page: u32, slot: usize, bytes: u64) {
+    /// The page, if it is empty now and must be renewed before it is used again.
+    fn give_slot(&mut self, page: u32, slot: usize, bytes: u64, lent: bool) -> Option<u32> {
         let state = &mut self.pages[page as usize];
         let tenant = &mut state.tenants[slot];
         tenant.resident = None;
         self.used[tenant.purpose as usize] -= bytes;
-        state.free[slot / 64] |= 1 << (slot % 64);
+        if lent {
+            state.spent += 1;
+        } else {
+            state.free[slot / 64] |= 1 << (slot % 64);
+        }
         state.live -= 1;
         let class = state.class as usize;
         if state.live == 0 {
+            let is_spent = state.spent > 0;
             if state.listed {
                 self.partial[class].retain(|listed| *listed != page);
             }
             self.pages[page as usize] = PageState::empty();
+            if is_spent {
+                return Some(page);
+            }
             self.pages_free.push(page);
-        } else if !state.listed {
+        } else if !state.listed && !lent {
             state.listed = true;
             self.partial[class].push(page);
         }
+        None
     }
 }
 
@@ -564,319 +603,5 @@ fn slot_bytes(class: u8) -> usize {
     usize::from(CLASS_UNITS[class as usize]) * UNIT_BYTES
 }
 
-/// A counted, read-only hold on a slot: what was written so far can be read, nothing else.
-pub struct Lease {
-    arena: &'static Arena,
-    page: u32,
-    first_unit: u16,
-    units: u16,
-}
-
-impl Lease {
-    /// Bytes that can be read now. Grows while a writer is at work, never shrinks.
-    pub fn filled(&self) -> usize {
-        self.meta().filled.load(Ordering::Acquire) as usize
-    }
-
-    /// Bytes the slot can hold; a multiple of [`UNIT_BYTES`].
-    pub fn capacity(&self) -> usize {
-        usize::from(self.units) * UNIT_BYTES
-    }
-
-    /// The bytes of `range`.
-    ///
-    /// # Panics
-    /// If `range` ends beyond [`Lease::filled`].
-    pub fn bytes(&self, range: Range<usize>) -> &[u8] {
-        assert!(range.start <= range.end && range.end <= self.filled(), "{range:?} is not written yet");
-        // SAFETY: the slot lies inside the mapping; bytes below the watermark are written before the release
-        // store that moved it and never again while any hold exists, and `self` is a hold.
-        unsafe { std::slice::from_raw_parts(self.base().as_ptr().add(range.start), range.len()) }
-    }
-
-    /// First byte of the slot; aligned to [`UNIT_BYTES`]. For operations that own this hold.
-    pub fn as_ptr(&self) -> *const u8 {
-        self.base().as_ptr()
-    }
-
-    /// Filled bytes rounded up to [`UNIT_BYTES`]: what a direct write takes. The tail is zeros once the writer
-    /// has frozen the lease.
-    pub fn padded_len(&self) -> usize {
-        self.filled().next_multiple_of(UNIT_BYTES)
-    }
-
-    /// Index of the chunk, which is also its index in a ring's table of registered buffers.
-    pub fn chunk(&self) -> u16 {
-        (self.page as usize * PAGE_BYTES / self.arena.chunk_bytes) as u16
-    }
-
-    /// Which slot this is.
-    pub fn id(&self) -> LeaseId {
-        LeaseId(self.page * PAGE_UNITS as u32 + u32::from(self.first_unit))
-    }
-
-    /// Notes that the bytes were useful; eviction looks at it. Writes only when not yet noted.
-    pub fn touch(&self) {
-        let touched = &self.meta().touched;
-        if touched.load(Ordering::Relaxed) == 0 {
-            touched.store(1, Ordering::Relaxed);
-        }
-    }
-
-    /// The arena it comes from.
-    pub fn arena(&self) -> &'static Arena {
-        self.arena
-    }
-
-    fn base(&self) -> NonNull<u8> {
-        let (chunk, unit) = self.arena.unit(self.page, usize::from(self.first_unit));
-        // SAFETY: `unit` is inside the chunk, so the sum stays inside the one mapping.
-        unsafe { chunk.base.add(unit * UNIT_BYTES) }
-    }
-
-    fn meta(&self) -> &'static SlotMeta {
-        let (chunk, unit) = self.arena.unit(self.page, usize::from(self.first_unit));
-        &chunk.slots[unit]
-    }
-
-    fn slot_index(&self) -> usize {
-        usize::from(self.first_unit / self.units)
-    }
-}
-
-impl Clone for Lease {
-    fn clone(&self) -> Self {
-        let before = self.meta().holds.fetch_add(1, Ordering::Relaxed);
-        assert!(before > 0, "a hold is cloned from a hold");
-        Self { arena: self.arena, page: self.page, first_unit: self.first_unit, units: self.units }
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if self.meta().holds.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.arena.take_back(self);
-        }
-    }
-}
-
-impl fmt::Debug for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lease({:?}, {} of {})", self.id(), self.filled(), self.capacity())
-    }
-}
-
-/// The one writer of a slot.
-#[derive(Debug)]
-pub struct LeaseMut(Lease);
-
-impl LeaseMut {
-    /// Appends and moves the watermark: readers see the bytes from here on. One copy; the caller counts it.
-    ///
-    /// # Panics
-    /// If the slot has no room for them.
-    pub fn append(&mut self, bytes: &[u8]) {
-        let filled = self.0.filled();
-        assert!(
-            bytes.len() <= self.0.capacity() - filled,
-            "{} bytes do not fit behind {filled}",
-            bytes.len()
-        );
-        // SAFETY: the target lies inside the slot (just checked) and above the watermark, where no reader
-        // looks and only this one writer writes; source and target cannot overlap, since no `&[u8]` to bytes
-        // above the watermark exists.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.base().as_ptr().add(filled), bytes.len());
-        }
-        self.0.meta().filled.store((filled + bytes.len()) as u32, Ordering::Release);
-    }
-
-    /// Bytes written so far.
-    pub fn filled(&self) -> usize {
-        self.0.filled()
-    }
-
-    /// Bytes the slot can hold.
-    pub fn capacity(&self) -> usize {
-        self.0.capacity()
-    }
-
-    /// Moves the watermark over `len` bytes that an operation wrote behind it at [`LeaseMut::tail`].
-    ///
-    /// # Panics
-    /// If they do not fit.
-    pub fn advance(&mut self, len: usize) {
-        let filled = self.0.filled();
-        assert!(len <= self.0.capacity() - filled, "{len} bytes do not fit behind {filled}");
-        self.0.meta().filled.store((filled + len) as u32, Ordering::Release);
-    }
-
-    /// The room behind the watermark, for a synchronous read into it; [`LeaseMut::advance`] shows what came.
-    pub fn spare_mut(&mut self) -> &mut [u8] {
-        let filled = self.0.filled();
-        let len = self.0.capacity() - filled;
-        // SAFETY: these bytes are mapped and initialised (by the kernel at first, by earlier tenants later),
-        // lie above the watermark where no reader looks, and `self` is the only writer.
-        unsafe { std::slice::from_raw_parts_mut(self.0.base().as_ptr().add(filled), len) }
-    }
-
-    /// Where the next byte goes; valid for `capacity() - filled()` bytes while this writer lives.
-    pub fn tail(&self) -> *mut u8 {
-        self.0.base().as_ptr().wrapping_add(self.0.filled())
-    }
-
-    /// A reader that sees the watermark move.
-    pub fn share(&self) -> Lease {
-        self.0.clone()
-    }
-
-    /// The underlying hold, for its place (chunk, id).
-    pub fn lease(&self) -> &Lease {
-        &self.0
-    }
-
-    /// No more bytes will come. Zeros the rest of the last unit, so that a direct write leaks nothing.
-    pub fn freeze(self) -> Lease {
-        let filled = self.0.filled();
-        let pad = self.0.padded_len() - filled;
-        // SAFETY: `padded_len` is at most the capacity, a multiple of the unit; the bytes are above the
-        // watermark, so nobody reads them, and `self` is the only writer.
-        unsafe { self.0.base().as_ptr().add(filled).write_bytes(0, pad) };
-        self.0
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-
-    struct Keeper(Mutex<Vec<Option<Lease>>>);
-
-    impl Resident for Keeper {
-        fn evict(&self, extent: u32, lease: LeaseId) {
-            let gone = {
-                let mut kept = self.0.lock().unwrap();
-                assert_eq!(kept[extent as usize].as_ref().map(Lease::id), Some(lease));
-                kept[extent as usize].take()
-            };
-            drop(gone);
-        }
-    }
-
-    fn small() -> &'static Arena {
-        Arena::build(ArenaOptions { bytes: 64 << 20, reads_bytes: 4 << 20, fills_bytes: 4 << 20 }).unwrap()
-    }
-
-    fn fill_ram(arena: &'static Arena, keeper: &Arc<Keeper>, len: usize, total: usize) {
-        for _ in 0..total / len {
-            let mut lease = arena.grant(Purpose::Fill, len).expect("the RAM tier yields");
-            lease.advance(len);
-            let lease = lease.freeze();
-            let extent = {
-                let mut kept = keeper.0.lock().unwrap();
-                kept.push(Some(lease.clone()));
-                kept.len() as u32 - 1
-            };
-            let resident: Weak<dyn Resident> = Arc::downgrade(keeper) as _;
-            arena.keep(&lease, resident, extent);
-        }
-    }
-
-    #[test]
-    fn a_turned_mix_keeps_85_percent_usable() {
-        let arena = small();
-        let keeper = Arc::new(Keeper(Mutex::new(Vec::new())));
-        for turn in 0..5 {
-            for len in [100_000, 1 << 20, 120 << 10] {
-                fill_ram(arena, &keeper, len, 3 * (64 << 20));
-                let kept: usize = {
-                    let kept = keeper.0.lock().unwrap();
-                    kept.iter().flatten().map(Lease::filled).filter(|filled| *filled == len).sum()
-                };
-                let usable = arena.status().ram_bytes_max as usize;
-                assert!(kept * 100 >= usable * 85, "turn {turn}: {kept} of {usable} usable with {len}");
-            }
-        }
-        drop(keeper);
-        assert_eq!(arena.status().ram_bytes, 0);
-        assert_eq!(arena.status().pages_free, 32);
-    }
-
-    #[test]
-    fn a_pinned_lease_survives_its_eviction_and_returns_later() {
-        let arena = small();
-        let keeper = Arc::new(Keeper(Mutex::new(Vec::new())));
-        fill_ram(arena, &keeper, 1 << 20, 1 << 20);
-        let pinned = keeper.0.lock().unwrap()[0].clone().unwrap();
-        fill_ram(arena, &keeper, 1 << 20, 200 << 20);
-        assert!(keeper.0.lock().unwrap()[0].is_none(), "the tier has let it go");
-        assert_eq!(pinned.filled(), 1 << 20);
-        drop(pinned);
-        drop(keeper);
-        assert_eq!(arena.status().pages_free, 32);
-    }
-
-    #[test]
-    fn returned_bytes_are_poisoned_in_test_builds() {
-        let arena = small();
-        let mut lease = arena.grant(Purpose::Read, 8192).unwrap();
-        lease.append(&[7; 8192]);
-        let address = lease.lease().as_ptr() as usize;
-        drop(lease);
-        let mut again = arena.grant(Purpose::Read, 8192).unwrap();
-        assert_eq!(again.lease().as_ptr() as usize, address, "the slot is lent again");
-        again.advance(8192);
-        assert!(again.freeze().bytes(0..8192).iter().all(|byte| *byte == POISON));
-    }
-
-    #[test]
-    fn a_reserve_bounds_its_purpose_and_leaves_the_others_alone() {
-        let arena = small();
-        let held: Vec<_> = std::iter::from_fn(|| arena.grant(Purpose::Read, 1 << 20)).collect();
-        assert_eq!(held.len(), 4);
-        assert!(arena.grant(Purpose::Fill, 1 << 20).is_some());
-        assert_eq!(arena.status().grants_refused, 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_waiter_gets_what_comes_back() {
-        let arena = small();
-        let mut held: Vec<_> = std::iter::from_fn(|| arena.grant(Purpose::Read, 2 << 20)).collect();
-        let waiter = tokio::spawn(arena.grant_within(Purpose::Read, 1 << 20, Duration::from_secs(1)));
-        tokio::task::yield_now().await;
-        held.pop();
-        assert!(waiter.await.unwrap().is_ok());
-        held.push(arena.grant(Purpose::Read, 2 << 20).unwrap());
-        assert!(arena.grant_within(Purpose::Read, 1 << 20, Duration::from_secs(1)).await.is_err());
-        assert!(!arena.is_awaited());
-        // A waiter whose client has gone is dropped in the middle of its wait.
-        let dropped = arena.grant_within(Purpose::Read, 1 << 20, Duration::from_secs(9));
-        assert!(tokio::time::timeout(Duration::from_secs(1), dropped).await.is_err());
-        assert!(!arena.is_awaited(), "nobody waits any more");
-    }
-
-    #[test]
-    fn readers_see_only_what_was_written() {
-        let arena = small();
-        let mut writer = arena.grant(Purpose::Fill, 100).unwrap();
-        let reader = writer.share();
-        writer.append(b"abc");
-        assert_eq!(reader.bytes(0..3), b"abc");
-        assert!(std::panic::catch_unwind(|| reader.bytes(0..4).len()).is_err());
-        let frozen = writer.freeze();
-        assert_eq!(frozen.padded_len(), UNIT_BYTES);
-        drop(frozen);
-        assert_eq!(reader.bytes(1..3), b"bc");
-    }
-
-    #[test]
-    fn classes_cover_every_length() {
-        for len in [1, 4096, 4097, 65536, 65537, 100_000, 102_400, 1 << 20, (1 << 20) + 1, 2 << 20] {
-            assert!(slot_bytes(class_of(len)) >= len);
-        }
-        assert!(CLASS_UNITS.is_sorted());
-        assert_eq!(usize::from(CLASS_UNITS[CLASS_UNITS.len() - 1]), PAGE_UNITS);
-    }
-}
+mod tests;
