@@ -256,7 +256,7 @@ impl Run {
         let sums = BlockSums::of(lease.bytes(0..fill.len as usize), self.entry.version, fill.extent);
         if self.entry.keep(fill, &lease, sums) {
             self.worker.node.offer(&self.entry, fill.extent, &lease);
-            self.worker.node.table.grown(&self.entry);
+            self.worker.node.table.grown();
         }
         fill.advanced();
     }

@@ -14,7 +14,7 @@
 use std::collections::btree_map::Entry as Place;
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use foldhash::quality::RandomState;
@@ -29,6 +29,12 @@ use crate::range::Grid;
 use crate::store::Slot;
 use crate::sums::BlockSums;
 
+mod fill;
+#[cfg(test)]
+mod tests;
+
+pub use fill::{Fill, FillFailure};
+
 /// Shards of the table; more than any machine has cores, so that two workers seldom meet.
 const SHARDS: usize = 256;
 /// What an entry costs beside its texts, and what an extent costs beside its sums, bytes.
@@ -37,6 +43,8 @@ const EXTENT_BYTES: usize = size_of::<Extent>() + 16;
 
 /// Places of entries that are gone which a shard's queue may keep.
 const QUEUE_SLACK: usize = 16;
+/// Most extents that a survey looks at: 4 GiB of 1 MiB each.
+pub const SURVEY_EXTENTS_MAX: usize = 4096;
 
 /// Which object of which accelerator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +71,8 @@ pub struct Table {
     hasher: RandomState,
     limits: TableLimits,
     meter: Arc<Meter>,
+    /// The shard that gives way next.
+    hand: AtomicUsize,
 }
 
 /// What the table holds now.
@@ -84,6 +94,10 @@ struct Meter {
     extents: AtomicU64,
     bytes: AtomicU64,
     evicted: AtomicU64,
+    /// The parts of `objects` and `bytes` that the table itself holds, which is what has bounds: entries that were
+    /// dropped and are still read by somebody do not come back by dropping others.
+    kept_objects: AtomicU64,
+    kept_bytes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -113,6 +127,7 @@ impl Table {
             hasher: RandomState::default(),
             limits,
             meter: Arc::default(),
+            hand: AtomicUsize::new(0),
         }
     }
 
@@ -157,6 +172,7 @@ impl Table {
                 return;
             }
             let replaced = shard.remove(hash, |known| known.key == entry.key);
+            entry.join_table();
             let rehash = |entry: &Arc<ObjectEntry>| self.hash(entry.key.accelerator, &entry.key.path);
             shard.entries.insert_unique(hash, Arc::clone(entry), rehash);
             shard.queue.push_back(Arc::downgrade(entry));
@@ -166,8 +182,10 @@ impl Table {
             }
             replaced
         };
-        drop(replaced);
-        self.trim(hash);
+        if let Some(replaced) = replaced {
+            replaced.leave_table();
+        }
+        self.trim(Some(entry));
     }
 
     /// Ends a resolve: wakes who waits, lets the next one begin.
@@ -190,14 +208,14 @@ impl Table {
             shard.resolving.retain(|resolve| !resolve.key.is(accelerator, path));
             shard.remove(hash, |entry| entry.key.is(accelerator, path))
         };
-        gone.is_some()
+        gone.inspect(|gone| gone.leave_table()).is_some()
     }
 
     /// Forgets this version, if it is still the one that is known.
     pub fn forget_version(&self, entry: &Arc<ObjectEntry>) -> bool {
         let hash = self.hash(entry.key.accelerator, &entry.key.path);
         let gone = self.shard(hash).remove(hash, |known| Arc::ptr_eq(known, entry));
-        gone.is_some()
+        gone.inspect(|gone| gone.leave_table()).is_some()
     }
 
     /// Forgets all objects of an accelerator, because a request changed an unknown number of them.
@@ -210,46 +228,60 @@ impl Table {
             };
             for entry in gone {
                 entry.is_current.store(false, Ordering::Release);
-                entry.release_tiers();
+                entry.leave_table();
             }
         }
     }
 
-    /// Brings the table back under its bounds, at the cost of the shard of `hash`.
-    fn trim(&self, hash: u64) {
-        loop {
-            let objects = self.meter.objects.load(Ordering::Relaxed);
-            let bytes = self.meter.bytes.load(Ordering::Relaxed);
-            if objects <= self.limits.objects_max && bytes <= self.limits.metadata_bytes_max {
-                return;
-            }
-            let gone = {
-                let mut shard = self.shard(hash);
-                let mut chances = shard.queue.len();
-                loop {
-                    let Some(oldest) = shard.queue.pop_front() else { return };
-                    let Some(oldest) = oldest.upgrade().filter(|oldest| oldest.is_current()) else {
-                        continue;
-                    };
-                    if chances > 0 && oldest.touched.swap(false, Ordering::Relaxed) {
-                        chances -= 1;
-                        shard.queue.push_back(Arc::downgrade(&oldest));
-                        continue;
-                    }
-                    let hash = self.hash(oldest.key.accelerator, &oldest.key.path);
-                    break shard.remove(hash, |known| Arc::ptr_eq(known, &oldest));
-                }
-            };
-            self.meter.evicted.fetch_add(1, Ordering::Relaxed);
-            drop(gone);
+    /// Brings the table back under its bounds. The hand goes from shard to shard, so that no shard pays for all; two
+    /// rounds in which nothing can be dropped end it. `newest` stays: it is what the room is made for.
+    fn trim(&self, newest: Option<&Arc<ObjectEntry>>) {
+        let mut fruitless = 0;
+        while fruitless < 2 * SHARDS && (self.has_too_many() || self.is_too_large()) {
+            let index = self.hand.fetch_add(1, Ordering::Relaxed) % SHARDS;
+            fruitless = if self.drop_oldest(index, newest) { 0 } else { fruitless + 1 };
         }
+    }
+
+    fn has_too_many(&self) -> bool {
+        self.meter.kept_objects.load(Ordering::Relaxed) > self.limits.objects_max
+    }
+
+    fn is_too_large(&self) -> bool {
+        self.meter.kept_bytes.load(Ordering::Relaxed) > self.limits.metadata_bytes_max
+    }
+
+    /// Drops the oldest of a shard that was not used since the hand was here before. False if there is none; the next
+    /// time there may be.
+    fn drop_oldest(&self, index: usize, newest: Option<&Arc<ObjectEntry>>) -> bool {
+        let gone = {
+            let mut shard = lock(&self.shards[index]);
+            let mut chances = shard.queue.len();
+            loop {
+                if chances == 0 {
+                    return false;
+                }
+                chances -= 1;
+                let Some(oldest) = shard.queue.pop_front() else { return false };
+                let Some(oldest) = oldest.upgrade().filter(|oldest| oldest.is_current()) else { continue };
+                let is_newest = newest.is_some_and(|newest| Arc::ptr_eq(newest, &oldest));
+                if is_newest || oldest.touched.swap(false, Ordering::Relaxed) {
+                    shard.queue.push_back(Arc::downgrade(&oldest));
+                    continue;
+                }
+                let hash = self.hash(oldest.key.accelerator, &oldest.key.path);
+                break shard.remove(hash, |known| Arc::ptr_eq(known, &oldest));
+            }
+        };
+        let Some(gone) = gone else { return false };
+        self.meter.evicted.fetch_add(1, Ordering::Relaxed);
+        gone.leave_table();
+        true
     }
 
     /// After an entry has grown: keeps the table within its budget.
-    pub fn grown(&self, entry: &ObjectEntry) {
-        if self.meter.bytes.load(Ordering::Relaxed) > self.limits.metadata_bytes_max {
-            self.trim(self.hash(entry.key.accelerator, &entry.key.path));
-        }
+    pub fn grown(&self) {
+        self.trim(None);
     }
 
     /// What the table holds now.
@@ -287,6 +319,7 @@ impl Table {
             validated: Mutex::new(now),
             extents: Mutex::default(),
             charged: AtomicU64::new(bytes),
+            is_kept: AtomicBool::new(false),
             meter: Arc::clone(&self.meter),
         })
     }
@@ -302,13 +335,12 @@ impl Table {
 }
 
 impl Shard {
-    /// Takes an entry out; it is dropped by the caller, outside the lock.
+    /// Takes an entry out. Outside the lock, the caller makes it [leave](ObjectEntry::leave_table) and drops it.
+    #[must_use]
     fn remove(&mut self, hash: u64, is: impl Fn(&Arc<ObjectEntry>) -> bool) -> Option<Arc<ObjectEntry>> {
         let found = self.entries.find_entry(hash, is).ok()?;
         let (entry, _) = found.remove();
         entry.is_current.store(false, Ordering::Release);
-        // Somebody may still read it; its leases must not wait for that.
-        entry.release_tiers();
         Some(entry)
     }
 }
@@ -404,7 +436,9 @@ pub struct ObjectEntry {
     validation: tokio::sync::Mutex<Validation>,
     validated: Mutex<Instant>,
     extents: Mutex<BTreeMap<u32, Extent>>,
+    /// Bytes it costs, and whether they count against the table's budget. Written under the lock of `extents`.
     charged: AtomicU64,
+    is_kept: AtomicBool,
     meter: Arc<Meter>,
 }
 
@@ -537,6 +571,9 @@ impl ObjectEntry {
             let bytes = (EXTENT_BYTES + sums.memory_bytes()) as u64;
             self.charged.fetch_add(bytes, Ordering::Relaxed);
             self.meter.bytes.fetch_add(bytes, Ordering::Relaxed);
+            if self.is_kept.load(Ordering::Relaxed) {
+                self.meter.kept_bytes.fetch_add(bytes, Ordering::Relaxed);
+            }
             self.meter.extents.fetch_add(1, Ordering::Relaxed);
             state.ram = Some(lease.clone());
             state.sums = Some(sums);
@@ -616,19 +653,31 @@ impl ObjectEntry {
         lock(&self.extents).get(&extent)?.sums.clone()
     }
 
-    /// How many of the extents `first..=last` are in RAM, on a drive only, and not here.
+    /// Where the extents `first..=last` are, all together. At most [`SURVEY_EXTENTS_MAX`] of those that are here or on
+    /// their way are looked at, and as few as tell it: a gap behind something that is here ends the search.
     pub fn survey(&self, first: u32, last: u32) -> Survey {
-        let mut survey = Survey { ram: 0, drive: 0, absent: u64::from(last - first) + 1 };
-        for state in lock(&self.extents).range(first..=last).map(|(_, state)| state) {
-            let tier = match state {
-                Extent { ram: Some(_), .. } => &mut survey.ram,
-                Extent { slot: Some(_), .. } => &mut survey.drive,
-                _ => continue,
-            };
-            *tier += 1;
-            survey.absent -= 1;
+        let extents = lock(&self.extents);
+        let (mut ram, mut drive, mut absent) = (false, false, false);
+        let mut next = u64::from(first);
+        for (extent, state) in extents.range(first..=last).take(SURVEY_EXTENTS_MAX) {
+            if absent && (ram || drive) {
+                break;
+            }
+            absent |= u64::from(*extent) > next;
+            next = u64::from(*extent) + 1;
+            match state {
+                Extent { ram: Some(_), .. } => ram = true,
+                Extent { slot: Some(_), .. } => drive = true,
+                _ => absent = true,
+            }
         }
-        survey
+        let is_whole = next > u64::from(last) && !absent;
+        match (ram || drive, is_whole) {
+            (false, _) => Survey::Nothing,
+            (true, false) => Survey::Some,
+            (true, true) if drive => Survey::Drive,
+            (true, true) => Survey::Ram,
+        }
     }
 
     fn drop_if_bare(&self, extents: &mut BTreeMap<u32, Extent>, extent: u32) {
@@ -639,8 +688,30 @@ impl ObjectEntry {
             let bytes = (EXTENT_BYTES + sums.memory_bytes()) as u64;
             self.charged.fetch_sub(bytes, Ordering::Relaxed);
             self.meter.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            if self.is_kept.load(Ordering::Relaxed) {
+                self.meter.kept_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            }
             self.meter.extents.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    /// From now on it counts against the table's budget.
+    fn join_table(&self) {
+        let _extents = lock(&self.extents);
+        self.is_kept.store(true, Ordering::Relaxed);
+        self.meter.kept_objects.fetch_add(1, Ordering::Relaxed);
+        self.meter.kept_bytes.fetch_add(self.charged.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// It is out of the table. Somebody may still read it; neither the budget nor its leases wait for that.
+    fn leave_table(&self) {
+        {
+            let _extents = lock(&self.extents);
+            self.is_kept.store(false, Ordering::Relaxed);
+            self.meter.kept_objects.fetch_sub(1, Ordering::Relaxed);
+            self.meter.kept_bytes.fetch_sub(self.charged.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        self.release_tiers();
     }
 
     /// Gives back what both tiers hold; readers in flight keep their own holds.
@@ -694,121 +765,17 @@ impl Drop for ObjectEntry {
     }
 }
 
-/// How many extents of a range are where.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Survey {
-    /// In RAM.
-    pub ram: u64,
-    /// On a drive only.
-    pub drive: u64,
-    /// Not here, or on their way.
-    pub absent: u64,
-}
-
-/// Bringing one absent extent from the origin, once for all who wait.
-#[derive(Debug)]
-pub struct Fill {
-    /// Which extent of its object.
-    pub extent: u32,
-    /// Its bytes.
-    pub len: u32,
-    /// The run it belongs to; who holds it keeps the run going.
-    pub run: Weak<()>,
-    lease: OnceLock<Lease>,
-    failure: OnceLock<FillFailure>,
-    moved: Notify,
-    waiting: AtomicUsize,
-}
-
-/// Why a fill ended without its bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FillFailure {
-    /// The origin has another version now.
-    #[error("the object was replaced at the origin while it was being read")]
-    Gone,
-    /// The origin failed beyond the retries.
-    #[error("the origin did not deliver the object")]
-    Origin,
-    /// The origin said no, with this status.
-    #[error("the origin refused the object with status {0}")]
-    Refused(u16),
-    /// No memory came back in time.
-    #[error("no memory was free to receive the object")]
-    Memory,
-    /// The task that filled was lost.
-    #[error("the download was lost")]
-    Lost,
-}
-
-impl Fill {
-    fn new(extent: u32, len: u32, run: Weak<()>) -> Self {
-        Self {
-            extent,
-            len,
-            run,
-            lease: OnceLock::new(),
-            failure: OnceLock::new(),
-            moved: Notify::new(),
-            waiting: AtomicUsize::new(0),
-        }
-    }
-
-    /// The writer has memory: readers can follow its watermark.
-    pub fn begin(&self, lease: Lease) {
-        assert!(self.lease.set(lease).is_ok(), "a fill begins once");
-        self.advanced();
-    }
-
-    /// Whether somebody waits for it now.
-    pub fn is_awaited(&self) -> bool {
-        self.waiting.load(Ordering::SeqCst) > 0
-    }
-
-    /// More bytes are there.
-    pub fn advanced(&self) {
-        // Pairs with the fence in `wait_for`: either we see the waiter, or it sees the moved watermark.
-        fence(Ordering::SeqCst);
-        if self.waiting.load(Ordering::Relaxed) > 0 {
-            self.moved.notify_waiters();
-        }
-    }
-
-    /// It ends without its bytes; the first reason stands.
-    pub fn fail(&self, failure: FillFailure) {
-        let _ = self.failure.set(failure);
-        self.moved.notify_waiters();
-    }
-
-    /// Waits until at least `wanted` bytes (at most [`Fill::len`]) of the extent are there.
-    ///
-    /// # Errors
-    /// The fill failed before.
-    pub async fn wait_for(&self, wanted: usize) -> Result<Lease, FillFailure> {
-        debug_assert!(wanted <= self.len as usize);
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let _waiting = Waiting(&self.waiting);
-        fence(Ordering::SeqCst);
-        loop {
-            let moved = self.moved.notified();
-            if let Some(lease) = self.lease.get()
-                && lease.filled() >= wanted
-            {
-                return Ok(lease.clone());
-            }
-            if let Some(failure) = self.failure.get() {
-                return Err(*failure);
-            }
-            moved.await;
-        }
-    }
-}
-
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+/// Where the extents of a range are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Survey {
+    /// All in RAM.
+    Ram,
+    /// All here, and at least one of them on a drive only.
+    Drive,
+    /// Some are here. The others are not, or were too many to be looked at.
+    Some,
+    /// None of those that were looked at is here; they may be on their way.
+    Nothing,
 }
 
 /// Shared state is consistent between any two statements that can panic, so a poisoned lock is still good.

@@ -20,7 +20,7 @@ use crate::metrics::{Counter, Where};
 use crate::range::{BLOCK_BYTES, ByteRange, Piece};
 use crate::store::Slot;
 use crate::sums::BlockSums;
-use crate::table::{Fill, FillFailure, ObjectEntry, Whereabouts};
+use crate::table::{Fill, FillFailure, ObjectEntry, Survey, Whereabouts};
 
 /// Bytes of a fill that are worth a send of their own, once the first have left.
 const FOLLOW_BYTES: usize = 32 << 10;
@@ -63,11 +63,11 @@ impl ObjectStream {
     pub(crate) fn outcome(&self) -> CacheOutcome {
         let grid = self.entry.grid;
         let survey = self.entry.survey(grid.extent_of(self.range.start()), grid.extent_of(self.range.last()));
-        match (survey.ram, survey.drive, survey.absent) {
-            (_, 0, 0) => CacheOutcome::Ram,
-            (_, _, 0) => CacheOutcome::Drive,
-            (0, 0, _) => CacheOutcome::Miss,
-            _ => CacheOutcome::Partial,
+        match survey {
+            Survey::Ram => CacheOutcome::Ram,
+            Survey::Drive => CacheOutcome::Drive,
+            Survey::Nothing => CacheOutcome::Miss,
+            Survey::Some => CacheOutcome::Partial,
         }
     }
 
