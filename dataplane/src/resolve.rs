@@ -63,7 +63,9 @@ pub async fn find(
     now: Instant,
 ) -> Found {
     for _ in 0..ROUNDS_MAX {
-        let resolve = match worker.node.table.find_or_resolve(accelerator, path, want == Want::Head) {
+        let is_head = want == Want::Head;
+        let resolve = match worker.node.table.find_or_resolve(accelerator, path, is_head, Instant::now()) {
+            Lookup::Uncacheable => return Found::Bypass,
             Lookup::Known(entry) => match believe(worker, entry, freshness, now).await {
                 Some(found) => return found,
                 None => continue,
@@ -229,6 +231,8 @@ async fn lead(worker: Rc<Worker>, leader: Leader, want: Want) {
                 tokio::time::sleep(REPEAT_PAUSE * (1 << repeats)).await;
                 repeats += 1;
             }
+            // An object without a length: its bytes are nobody's but those who ask for them.
+            Ok(Answer::Other(relay)) if relay.status < 300 => break pass_by(&worker, &resolve, asked),
             Ok(Answer::Other(relay)) => break answered(relay).await,
             Ok(Answer::NotModified | Answer::Changed | Answer::Unsatisfiable { .. }) => {
                 break Resolved::Failed(ResolveFailure::Invalid);
@@ -291,7 +295,7 @@ fn keep(
     bytes: Option<(ByteRange, Body, Right)>,
 ) -> Resolved {
     if !facts.is_cacheable() {
-        return Resolved::Bypass;
+        return pass_by(worker, resolve, asked);
     }
     let table = &worker.node.table;
     let grid = worker.node.accelerators[usize::from(resolve.key.accelerator)].grid;
@@ -323,12 +327,14 @@ fn keep(
     Resolved::Known(entry)
 }
 
+/// The object cannot be kept, which is remembered, so that the next reads are not preceded by a question.
+fn pass_by(worker: &Worker, resolve: &Arc<Resolve>, asked: Instant) -> Resolved {
+    worker.node.table.publish_uncacheable(resolve, asked);
+    Resolved::Bypass
+}
+
 async fn answered(relay: Relay) -> Resolved {
     let Relay { status, headers, mut body } = relay;
-    if status < 300 {
-        // An object that cannot be kept: its bytes are nobody's but those who ask for them.
-        return Resolved::Bypass;
-    }
     let mut whole = Vec::new();
     loop {
         match body.chunk().await {

@@ -32,8 +32,10 @@ use crate::sums::BlockSums;
 mod fill;
 #[cfg(test)]
 mod tests;
+mod uncacheable;
 
 pub use fill::{Fill, FillFailure};
+use uncacheable::Uncacheable;
 
 /// Shards of the table; more than any machine has cores, so that two workers seldom meet.
 const SHARDS: usize = 256;
@@ -106,6 +108,7 @@ struct Shard {
     /// In the order of their coming. Weak: what is gone from the table must not be kept alive by its place here.
     queue: VecDeque<Weak<ObjectEntry>>,
     resolving: Vec<Arc<Resolve>>,
+    uncacheable: Uncacheable,
 }
 
 /// What a look-up says.
@@ -113,6 +116,8 @@ struct Shard {
 pub enum Lookup {
     /// The object is known.
     Known(Arc<ObjectEntry>),
+    /// The origin said lately that it cannot be kept: ask for it each time.
+    Uncacheable,
     /// Somebody is asking the origin; wait for the outcome.
     Join(Arc<Resolve>),
     /// The caller asks the origin, for all who come meanwhile, and must settle the resolve.
@@ -140,15 +145,19 @@ impl Table {
         Some(Arc::clone(entry))
     }
 
-    /// The entry, or the resolve that will bring it, or the order to make one.
+    /// The entry, or what is known at `now` to be no use asking, or the resolve that will bring the entry, or the
+    /// order to make one.
     ///
     /// A HEAD asks less than a GET: who wants bytes does not join a question that brings none.
-    pub fn find_or_resolve(&self, accelerator: u16, path: &[u8], is_head: bool) -> Lookup {
+    pub fn find_or_resolve(&self, accelerator: u16, path: &[u8], is_head: bool, now: Instant) -> Lookup {
         let hash = self.hash(accelerator, path);
         let mut shard = self.shard(hash);
         if let Some(entry) = shard.entries.find(hash, |entry| entry.key.is(accelerator, path)) {
             entry.touch();
             return Lookup::Known(Arc::clone(entry));
+        }
+        if shard.uncacheable.has(hash, accelerator, path, now) {
+            return Lookup::Uncacheable;
         }
         let serves =
             |resolve: &&Arc<Resolve>| resolve.key.is(accelerator, path) && (is_head || !resolve.is_head);
@@ -171,6 +180,7 @@ impl Table {
                 entry.is_current.store(false, Ordering::Release);
                 return;
             }
+            shard.uncacheable.forget(hash, entry.key.accelerator, &entry.key.path, &self.meter);
             let replaced = shard.remove(hash, |known| known.key == entry.key);
             entry.join_table();
             let rehash = |entry: &Arc<ObjectEntry>| self.hash(entry.key.accelerator, &entry.key.path);
@@ -186,6 +196,20 @@ impl Table {
             replaced.leave_table();
         }
         self.trim(Some(entry));
+    }
+
+    /// Remembers for a while, from `now` on, that the object cannot be kept, unless a write or purge came since
+    /// `resolve` began. At most some thousand objects are remembered so; of the others the origin is asked again.
+    pub fn publish_uncacheable(&self, resolve: &Arc<Resolve>, now: Instant) {
+        let hash = self.hash(resolve.key.accelerator, &resolve.key.path);
+        {
+            let mut shard = self.shard(hash);
+            if !shard.resolving.iter().any(|known| Arc::ptr_eq(known, resolve)) {
+                return;
+            }
+            shard.uncacheable.note(hash, &resolve.key, now, &self.meter);
+        }
+        self.trim(None);
     }
 
     /// Ends a resolve: wakes who waits, lets the next one begin.
@@ -206,6 +230,7 @@ impl Table {
             let mut shard = self.shard(hash);
             // Whoever asks from now on asks the origin anew.
             shard.resolving.retain(|resolve| !resolve.key.is(accelerator, path));
+            shard.uncacheable.forget(hash, accelerator, path, &self.meter);
             shard.remove(hash, |entry| entry.key.is(accelerator, path))
         };
         gone.inspect(|gone| gone.leave_table()).is_some()
@@ -224,6 +249,7 @@ impl Table {
             let gone: Vec<_> = {
                 let mut shard = lock(shard);
                 shard.resolving.retain(|resolve| resolve.key.accelerator != accelerator);
+                shard.uncacheable.forget_all(accelerator, &self.meter);
                 shard.entries.extract_if(|entry| entry.key.accelerator == accelerator).collect()
             };
             for entry in gone {
@@ -256,6 +282,9 @@ impl Table {
     fn drop_oldest(&self, index: usize, newest: Option<&Arc<ObjectEntry>>) -> bool {
         let gone = {
             let mut shard = lock(&self.shards[index]);
+            if self.is_too_large() && shard.uncacheable.drop_oldest(&self.meter) {
+                return true;
+            }
             let mut chances = shard.queue.len();
             loop {
                 if chances == 0 {

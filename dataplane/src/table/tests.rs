@@ -1,12 +1,14 @@
 //! What the table forgets, when, and what it does not have to.
 
+use super::uncacheable::{LIFE, RECORDS_MAX};
 use super::*;
 use http::{HeaderMap, HeaderValue, header};
 
 const ROOMY: TableLimits = TableLimits { objects_max: 1 << 20, metadata_bytes_max: 1 << 30 };
+const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
 
-fn resolve(table: &Table, path: &[u8]) -> Option<Arc<Resolve>> {
-    match table.find_or_resolve(0, path, false) {
+fn resolve(table: &Table, path: &[u8], now: Instant) -> Option<Arc<Resolve>> {
+    match table.find_or_resolve(0, path, false, now) {
         Lookup::Lead(resolve) => Some(resolve),
         _ => None,
     }
@@ -15,7 +17,7 @@ fn resolve(table: &Table, path: &[u8]) -> Option<Arc<Resolve>> {
 /// Publishes an object of 1 GiB whose header record has some `texts` bytes.
 fn publish(table: &Table, name: &str, texts: usize) -> Arc<ObjectEntry> {
     let now = Instant::now();
-    let resolve = resolve(table, name.as_bytes()).expect("it is not known yet");
+    let resolve = resolve(table, name.as_bytes(), now).expect("it is not known yet");
     let mut headers = HeaderMap::new();
     headers.insert(header::ETAG, HeaderValue::from_static("\"v\""));
     let text = HeaderValue::from_str(&"x".repeat(texts)).expect("a text");
@@ -30,6 +32,73 @@ fn publish(table: &Table, name: &str, texts: usize) -> Arc<ObjectEntry> {
 fn kept(table: &Table) -> (u64, u64) {
     let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     (load(&table.meter.kept_objects), load(&table.meter.kept_bytes))
+}
+
+#[test]
+fn what_cannot_be_kept_is_remembered_for_a_while() {
+    let table = Table::new(ROOMY);
+    let now = Instant::now();
+    let asked = resolve(&table, b"loose", now).expect("unknown");
+    table.publish_uncacheable(&asked, now);
+    table.settle(&asked, Resolved::Bypass);
+    assert!(matches!(table.find_or_resolve(0, b"loose", false, now), Lookup::Uncacheable));
+    assert!(matches!(table.find_or_resolve(0, b"loose", true, now + LIFE - SECOND), Lookup::Uncacheable));
+    assert!(resolve(&table, b"other", now).is_some() && table.find(0, b"loose").is_none());
+    let again = resolve(&table, b"loose", now + LIFE).expect("the time is over");
+    // What the question finds now counts.
+    let entry = table.entry(
+        again.key.clone(),
+        ObjectFacts::from_headers(&HeaderMap::new(), 1),
+        Grid::new(1 << 16).expect("a grid"),
+        now,
+    );
+    table.publish(&again, &entry);
+    table.settle(&again, Resolved::Known(entry));
+    assert!(matches!(table.find_or_resolve(0, b"loose", false, now), Lookup::Known(_)));
+    table.forget(0, b"loose");
+    assert!(resolve(&table, b"loose", now).is_some(), "the record is gone with the publication");
+}
+
+#[test]
+fn a_write_or_purge_forgets_what_cannot_be_kept() {
+    let table = Table::new(ROOMY);
+    let now = Instant::now();
+    for forget in [|table: &Table| assert!(!table.forget(0, b"loose")), |table: &Table| table.forget_all(0)] {
+        let before = resolve(&table, b"loose", now).expect("unknown");
+        table.publish_uncacheable(&before, now);
+        table.settle(&before, Resolved::Bypass);
+        assert!(table.status().metadata_bytes > 0, "it counts");
+        forget(&table);
+        assert_eq!((table.status().metadata_bytes, kept(&table)), (0, (0, 0)));
+        let asked = resolve(&table, b"loose", now).expect("unknown again");
+        // What was asked before a write says nothing about what is there after it.
+        forget(&table);
+        table.publish_uncacheable(&asked, now);
+        table.settle(&asked, Resolved::Bypass);
+        let next = resolve(&table, b"loose", now).expect("a late answer is not believed");
+        table.settle(&next, Resolved::Lost);
+    }
+}
+
+#[test]
+fn the_records_of_what_cannot_be_kept_are_few() {
+    let table = Table::new(TableLimits { metadata_bytes_max: 20_000, ..ROOMY });
+    let now = Instant::now();
+    for number in 0..3 * SHARDS * RECORDS_MAX {
+        let asked = resolve(&table, format!("loose-{number}").as_bytes(), now).expect("unknown");
+        table.publish_uncacheable(&asked, now);
+        table.settle(&asked, Resolved::Bypass);
+        assert!(kept(&table).1 <= 20_000);
+    }
+    let roomy = Table::new(ROOMY);
+    for number in 0..2 * SHARDS * RECORDS_MAX {
+        let asked = resolve(&roomy, format!("loose-{number}").as_bytes(), now).expect("unknown");
+        roomy.publish_uncacheable(&asked, now);
+        roomy.settle(&asked, Resolved::Bypass);
+    }
+    let last = format!("loose-{}", 2 * SHARDS * RECORDS_MAX - 1);
+    assert!(matches!(roomy.find_or_resolve(0, last.as_bytes(), false, now), Lookup::Uncacheable));
+    assert!(roomy.status().metadata_bytes < (SHARDS * RECORDS_MAX * 200) as u64);
 }
 
 /// A walk through one shard only would drop what has just come, and stay above the bound all the same.
