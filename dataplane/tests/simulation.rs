@@ -19,7 +19,7 @@ use forebay_dataplane::auth::Keys;
 use forebay_dataplane::config::Limits;
 use forebay_dataplane::engine::scripted::{Faults, Scripted, ScriptedDrive, ScriptedPeer};
 use forebay_dataplane::engine::{Engine, Socket};
-use forebay_dataplane::metrics::{Counter, Metrics, Where};
+use forebay_dataplane::metrics::{CloseReason, Counter, Metrics, Where};
 use forebay_dataplane::node::{Accelerator, Drives, Node};
 use forebay_dataplane::origin::scripted::{Faults as OriginFaults, ScriptedOrigin};
 use forebay_dataplane::origin::{Origin, OriginKind, OriginLimits, OriginTarget};
@@ -121,7 +121,7 @@ impl World {
     fn connect(&self) -> Client {
         let (socket, peer) = self.scripted.connect();
         let worker = Rc::clone(&self.worker);
-        tokio::task::spawn_local(async move { worker.serve(Socket::Scripted(socket)).await });
+        tokio::task::spawn_local(async move { worker.serve(Socket::Scripted(socket), None).await });
         Client { peer, buffer: Vec::new() }
     }
 }
@@ -539,6 +539,58 @@ fn stopped_readers_of_drive_objects_give_their_memory_back() {
             }
             assert!(world.node.metrics.total(Counter::DriveReads) > before, "the drive was read");
             drop(stopped);
+            world
+        });
+    }
+}
+
+/// A refusal comes while the body is still on its way. Closed with unread bytes in it, a socket is reset, and the
+/// client would learn nothing.
+#[test]
+fn an_early_answer_is_seen_by_a_client_that_is_still_sending() {
+    const ARENA: usize = 8 * MIB;
+    for seed in seeds(20) {
+        simulate(seed, ARENA, || async move {
+            let faults = Faults {
+                short_per_mille: 300,
+                delay_max: Duration::from_millis(2),
+                window_bytes: 64 << 10,
+                ..Faults::NONE
+            };
+            let world = World::new(seed, ARENA, "bucket=http://origin,freshness=strict", faults);
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut client = world.connect();
+            let pieces: u32 = 20;
+            let body = "x".repeat(10_000);
+            if seed % 2 == 0 {
+                client.ask("PUT", "/stranger/object", &format!("Content-Length: {}\r\n", pieces * 10_000));
+            } else {
+                client
+                    .peer
+                    .send(b"PUT /bucket/object HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n");
+            }
+            for _ in 0..pieces {
+                client.peer.send(body.as_bytes());
+                tokio::time::sleep(Duration::from_millis(random.u64(..20))).await;
+            }
+            let answer = client.response(false, u64::MAX).await;
+            let answer = answer.unwrap_or_else(|| panic!("seed {seed}: the answer is lost"));
+            assert_eq!((answer.status, answer.missing), (if seed % 2 == 0 { 404 } else { 400 }, 0));
+            assert!(client.more().await.is_none(), "seed {seed}: nothing comes behind the answer");
+            // This one never stops. Neither its bytes nor its time are endless.
+            let other = world.connect();
+            other.ask("PUT", "/stranger/object", "Content-Length: 999999999999\r\n");
+            let closed = || world.node.metrics.total(Counter::ConnectionsClosed(CloseReason::Finished));
+            let before = closed();
+            let mut waited = Duration::ZERO;
+            while closed() == before {
+                if seed % 2 == 0 {
+                    other.peer.send(&vec![b'x'; MIB]);
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                waited += Duration::from_millis(10);
+                assert!(waited < Duration::from_secs(10), "seed {seed}: it is received for ever");
+            }
             world
         });
     }

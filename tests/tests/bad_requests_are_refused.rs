@@ -6,7 +6,7 @@
 
 use forebay_tests::http::{self, Connection};
 use forebay_tests::origin::Origin;
-use forebay_tests::{Content, Engine, Node, NodeSpec, on_each_engine};
+use forebay_tests::{Content, Engine, Node, NodeSpec, on_each_engine, wait};
 
 on_each_engine!(
     ambiguous_heads_are_refused,
@@ -15,6 +15,7 @@ on_each_engine!(
     half_a_request_harms_nobody,
     pipelined_requests_are_answered_in_order,
     the_last_answer_before_a_close_is_whole,
+    an_early_answer_is_seen_by_a_client_that_is_still_sending,
 );
 
 fn ambiguous_heads_are_refused(engine: Engine) {
@@ -139,6 +140,32 @@ fn the_last_answer_before_a_close_is_whole(engine: Engine) {
         content().must_equal(0, 5 << 20, &connection.receive("GET").expect("an answer").body);
         assert!(connection.is_closed_by_peer(), "the connection stays open: {head}");
     }
+}
+
+/// Closed with unread bytes in it, a socket is reset: the client fails to send, and never sees why.
+fn an_early_answer_is_seen_by_a_client_that_is_still_sending(engine: Engine) {
+    const PIECES: usize = 64;
+    let (_origin, node) = start(engine);
+    let piece = vec![b'x'; 1 << 16];
+    let refused = || node.metric_where("forebay_serve_requests_total", "status=\"4xx\"");
+    for (head, status) in [
+        (
+            format!("PUT /stranger/object HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", PIECES << 16),
+            404,
+        ),
+        ("PUT /data/object HTTP/1.1\r\nContent-Length: 9\r\n\r\n".to_owned(), 400),
+    ] {
+        let before = refused();
+        let mut connection = Connection::open(node.data()).expect("a connection");
+        connection.send_raw(head.as_bytes()).expect("a head out");
+        wait::until("the refusal", || (refused() > before).then_some(()));
+        for _ in 0..PIECES {
+            connection.send_raw(&piece).expect("the body is taken though it is not wanted");
+        }
+        assert_eq!(connection.receive("PUT").expect("the answer").status, status);
+        assert!(connection.is_closed_by_peer());
+    }
+    still_serves(&node);
 }
 
 fn start(engine: Engine) -> (Origin, Node) {

@@ -304,6 +304,26 @@ impl Engine {
         }
     }
 
+    /// Ends the sending half of a connection: behind what was sent the peer sees the end of the stream, and what it
+    /// still sends can be received. `fd` is the number that the socket was adopted with, which it keeps open.
+    ///
+    /// # Errors
+    /// The connection is broken already.
+    pub fn shutdown_write(&self, socket: &Socket, fd: Option<RawFd>) -> io::Result<()> {
+        match (socket, fd) {
+            (Socket::Scripted(socket), _) => {
+                socket.shutdown_write();
+                Ok(())
+            }
+            (Socket::Uring(_) | Socket::Portable(_), Some(fd)) => {
+                // SAFETY: a system call on a number, which the borrowed socket keeps open; it touches no memory.
+                let result = unsafe { libc::shutdown(fd, libc::SHUT_WR) };
+                if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+            }
+            _ => Err(foreign()),
+        }
+    }
+
     /// Reads `len` bytes (a multiple of [`UNIT_BYTES`], as is `offset`) at `offset` of `file` behind the
     /// watermark of `lease`. Short counts are continued; the watermark covers exactly what was read.
     ///

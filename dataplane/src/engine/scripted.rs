@@ -142,12 +142,22 @@ struct Pipe {
     to_node: RefCell<VecDeque<u8>>,
     to_peer: RefCell<VecDeque<u8>>,
     node_gone: Cell<bool>,
+    /// The node sends no more.
+    node_done: Cell<bool>,
     peer_gone: Cell<bool>,
     reset: Cell<bool>,
     moved: Notify,
 }
 
 impl Pipe {
+    /// Bytes came that nobody will receive: the connection is reset, and what was on its way to the peer is lost, as
+    /// a kernel may do.
+    fn refuse(&self) {
+        self.reset.set(true);
+        self.to_peer.borrow_mut().clear();
+        self.moved.notify_waiters();
+    }
+
     fn broken(&self) -> Option<io::Error> {
         (self.reset.get() || self.peer_gone.get()).then(|| io::ErrorKind::ConnectionReset.into())
     }
@@ -163,11 +173,20 @@ pub struct ScriptedSocket {
 impl Drop for ScriptedSocket {
     fn drop(&mut self) {
         self.pipe.node_gone.set(true);
-        self.pipe.moved.notify_waiters();
+        if self.pipe.to_node.borrow().is_empty() {
+            self.pipe.moved.notify_waiters();
+        } else {
+            self.pipe.refuse();
+        }
     }
 }
 
 impl ScriptedSocket {
+    pub(super) fn shutdown_write(&self) {
+        self.pipe.node_done.set(true);
+        self.pipe.moved.notify_waiters();
+    }
+
     pub(super) async fn recv(&self, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
         let (world, pipe) = (Rc::clone(&self.world), Rc::clone(&self.pipe));
         let operation = async move {
@@ -272,6 +291,9 @@ pub struct ScriptedPeer {
 impl ScriptedPeer {
     /// Sends all of `bytes`.
     pub fn send(&self, bytes: &[u8]) {
+        if self.pipe.node_gone.get() {
+            return self.pipe.refuse();
+        }
         self.pipe.to_node.borrow_mut().extend(bytes);
         self.pipe.moved.notify_waiters();
     }
@@ -294,7 +316,7 @@ impl ScriptedPeer {
             if self.pipe.reset.get() {
                 return Err(io::ErrorKind::ConnectionReset.into());
             }
-            if self.pipe.node_gone.get() {
+            if self.pipe.node_gone.get() || self.pipe.node_done.get() {
                 return Ok(Vec::new());
             }
             moved.await;

@@ -4,12 +4,17 @@
 //! send that is interrupted because its reader pauses gives its leases back and keeps only the offset; the
 //! connection ends when nothing has moved for `send_stall`. A body that cannot be finished is cut visibly: the
 //! connection closes before its declared length.
+//!
+//! An answer that comes before its request has ended is followed by a lingering close: a socket that is closed with
+//! unread bytes in it is reset, and the client, still sending, may never see the answer.
 #![forbid(unsafe_code)]
 
 use std::future::{Future, poll_fn};
+use std::os::fd::RawFd;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
+use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -32,18 +37,25 @@ use crate::origin::Body;
 const BUFFER_BYTES: usize = 16 << 10;
 /// A larger allocation for heads is not kept: a relayed body has been in it.
 const HEADER_BYTES_KEPT: usize = 16 << 10;
+/// How long, and of how many bytes, the rest of a request is received and thrown away behind an early answer. Two parts
+/// of an upload as most clients make them.
+const LINGER_MAX: Duration = Duration::from_secs(2);
+const LINGER_BYTES_MAX: usize = 16 << 20;
 
 /// Serves a connection until its end, and says why it ended.
-pub(super) async fn serve(worker: &Rc<Worker>, socket: Socket) -> CloseReason {
+pub(super) async fn serve(worker: &Rc<Worker>, socket: Socket, fd: Option<RawFd>) -> CloseReason {
     let mut connection = Connection {
         worker: Rc::clone(worker),
         socket,
+        fd,
+        lingers: false,
         guard: worker.watch(),
         buffer: Vec::with_capacity(BUFFER_BYTES),
         header: Vec::with_capacity(1024),
     };
     loop {
         if let Err(Ended(reason)) = connection.exchange().await {
+            connection.linger(reason).await;
             return reason;
         }
     }
@@ -56,6 +68,10 @@ pub(super) struct Ended(pub(super) CloseReason);
 pub(super) struct Connection {
     pub(super) worker: Rc<Worker>,
     socket: Socket,
+    /// The number of the socket's descriptor, if it is the kernel's.
+    fd: Option<RawFd>,
+    /// The client may still be sending behind the last answer.
+    lingers: bool,
     guard: WatchGuard,
     /// Bytes received and not yet understood: the rest of a head, a body, or further requests.
     pub(super) buffer: Vec<u8>,
@@ -83,6 +99,7 @@ impl Connection {
         };
         // What is left of a body would be taken for the next request.
         let close = reply.close || !head.keep_alive || !body.is_finished() || worker.node.is_draining();
+        self.lingers = !body.is_finished() || close && !self.buffer.is_empty();
         self.answer(&head, reply, close, &request_id).await?;
         if !close {
             return Ok(());
@@ -172,8 +189,31 @@ impl Connection {
         head.write(&mut bytes);
         bytes.extend_from_slice(&body);
         self.count(outcome, reply.status);
+        self.lingers = true;
         self.send(Outgoing::header(bytes)).await?;
         Err(Ended(CloseReason::BadRequest))
+    }
+
+    /// Behind a whole answer to half a request: says that nothing more will be sent, and receives what is on its way,
+    /// within bounds, until the client has seen the answer and closes.
+    async fn linger(&mut self, reason: CloseReason) {
+        let is_answered =
+            matches!(reason, CloseReason::Finished | CloseReason::BadRequest | CloseReason::Drain);
+        if !self.lingers || !is_answered {
+            return;
+        }
+        if self.worker.engine.shutdown_write(&self.socket, self.fd).is_err() {
+            return;
+        }
+        let deadline = Instant::now() + LINGER_MAX;
+        let mut left = LINGER_BYTES_MAX;
+        while left > 0 {
+            self.buffer.clear();
+            match self.receive_until(deadline, false).await {
+                Ok(received) if received > 0 => left = left.saturating_sub(received),
+                _ => return,
+            }
+        }
     }
 
     /// Says that the body may come.
