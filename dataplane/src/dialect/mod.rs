@@ -3,4 +3,5 @@
 //! One module a dialect; what they share, the bytes of HTTP, is in `http1`.
 #![forbid(unsafe_code)]
 
+pub mod changes;
 pub mod s3;

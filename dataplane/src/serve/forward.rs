@@ -3,12 +3,14 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::body::BodyReader;
 use super::connection::{Connection, Ended};
 use super::reply::Reply;
-use super::request::{ForwardTarget, ReadTarget, relayed};
+use super::request::{Changes, ForwardTarget, ReadTarget, relayed};
+use crate::dialect::changes::{BODY_BYTES_MAX, keys_to_delete};
 use crate::http1::{BodyLength, Method, RequestHead};
 use crate::metrics::{Counter, OriginAsk};
 use crate::node::Node;
@@ -18,8 +20,7 @@ use crate::origin::{Forward, OriginError, Uploader, upload};
 pub(super) fn of_read(head: &RequestHead, target: &ReadTarget) -> ForwardTarget {
     ForwardTarget {
         accelerator: target.accelerator,
-        key: Some(target.key.clone()),
-        writes: false,
+        changes: Changes::Nothing,
         path: super::request::behind_bucket(head.path()).into(),
     }
 }
@@ -33,7 +34,24 @@ pub(super) async fn forward(
     request_id: &str,
 ) -> Result<Reply, Ended> {
     let worker = std::rc::Rc::clone(&connection.worker);
-    let forgetting = Forgetting::new(&worker.node, target);
+    let mut expects_continue = head.expect_continue && !body.is_finished();
+    let held_deletion = if matches!(target.changes, Changes::Listed) { worker.hold_deletion() } else { None };
+    // What has been received of the body before it is clear what it changes.
+    let mut held = Vec::new();
+    let changed = match &target.changes {
+        Changes::Nothing => None,
+        Changes::Object(key) => Some(Changed::Objects(vec![key.clone()])),
+        Changes::Listed if held_deletion.is_some() && may_be_held(head) => {
+            if std::mem::take(&mut expects_continue) {
+                connection.send_continue().await?;
+            }
+            let is_whole = hold(connection, body, &mut held).await?;
+            let keys = if is_whole { keys_to_delete(&held) } else { None };
+            Some(keys.map_or(Changed::Anything, Changed::Objects))
+        }
+        Changes::Listed | Changes::Anything => Some(Changed::Anything),
+    };
+    let forgetting = changed.map(|changed| Forgetting::new(&worker.node, target.accelerator, changed));
     let method =
         http::Method::from_bytes(head.method.as_str().as_bytes()).expect("methods were parsed as tokens");
     let (uploader, upload) = match head.body {
@@ -60,7 +78,7 @@ pub(super) async fn forward(
     let answer = match uploader {
         None => answering.await,
         Some(uploader) => {
-            if head.expect_continue && !body.is_finished() {
+            if expects_continue {
                 connection.send_continue().await?;
             }
             tokio::pin!(answering);
@@ -68,7 +86,7 @@ pub(super) async fn forward(
                 biased;
                 // An answer that comes before the body has ended is the answer; the connection closes behind it.
                 answer = &mut answering => answer,
-                fed = feed(connection, body, uploader) => {
+                fed = feed(connection, body, held.into(), uploader) => {
                     fed?;
                     answering.await
                 }
@@ -83,7 +101,31 @@ pub(super) async fn forward(
     Ok(reply)
 }
 
-async fn feed(connection: &mut Connection, body: &mut BodyReader, uploader: Uploader) -> Result<(), Ended> {
+fn may_be_held(head: &RequestHead) -> bool {
+    match head.body {
+        BodyLength::Length(length) => length <= BODY_BYTES_MAX as u64,
+        BodyLength::None | BodyLength::Chunked => true,
+    }
+}
+
+/// Receives a body as far as it may be held; true if that is all of it.
+async fn hold(connection: &mut Connection, body: &mut BodyReader, held: &mut Vec<u8>) -> Result<bool, Ended> {
+    while held.len() <= BODY_BYTES_MAX {
+        let Some(bytes) = body.next(connection).await? else { return Ok(true) };
+        held.extend_from_slice(&bytes);
+    }
+    Ok(false)
+}
+
+async fn feed(
+    connection: &mut Connection,
+    body: &mut BodyReader,
+    held: Bytes,
+    uploader: Uploader,
+) -> Result<(), Ended> {
+    if !held.is_empty() && uploader.send(held).await.is_err() {
+        return Ok(());
+    }
     while let Some(bytes) = body.next(connection).await? {
         if uploader.send(bytes).await.is_err() {
             return Ok(());
@@ -124,18 +166,20 @@ fn headers(head: &RequestHead) -> HeaderMap {
 pub(crate) struct Forgetting {
     node: Arc<Node>,
     accelerator: u16,
-    key: Option<Box<[u8]>>,
+    changed: Changed,
+}
+
+#[derive(Debug)]
+enum Changed {
+    Objects(Vec<Box<[u8]>>),
+    Anything,
 }
 
 impl Forgetting {
-    fn new(node: &Arc<Node>, target: &ForwardTarget) -> Option<Self> {
-        if !target.writes {
-            return None;
-        }
-        let forgetting =
-            Self { node: Arc::clone(node), accelerator: target.accelerator, key: target.key.clone() };
+    fn new(node: &Arc<Node>, accelerator: u16, changed: Changed) -> Self {
+        let forgetting = Self { node: Arc::clone(node), accelerator, changed };
         forgetting.forget();
-        Some(forgetting)
+        forgetting
     }
 
     fn forget(&self) {
@@ -145,12 +189,13 @@ impl Forgetting {
             if accelerator.target != *target {
                 continue;
             }
-            match &self.key {
-                Some(key) => {
-                    self.node.table.forget(index as u16, key);
+            match &self.changed {
+                Changed::Objects(keys) => {
+                    for key in keys {
+                        self.node.table.forget(index as u16, key);
+                    }
                 }
-                // A request about the bucket that writes (a deletion of many) names its objects in its body.
-                None => self.node.table.forget_all(index as u16),
+                Changed::Anything => self.node.table.forget_all(index as u16),
             }
         }
     }

@@ -17,6 +17,7 @@ use super::Worker;
 use super::reply::{Payload, Reply};
 use super::stream::{ObjectStream, StreamFailure};
 use crate::auth;
+use crate::dialect::changes::{BucketChange, bucket_change};
 use crate::dialect::s3::{Address, AddressError, bucket_of};
 use crate::http1::{CacheOutcome, ContentRange, Method, RequestHead};
 use crate::metrics::{Counter, Limit};
@@ -52,12 +53,23 @@ pub(crate) struct ReadTarget {
 #[derive(Debug)]
 pub(crate) struct ForwardTarget {
     pub(crate) accelerator: u16,
-    /// The object that it writes, if it is one; `None` for requests about the bucket.
-    pub(crate) key: Option<Box<[u8]>>,
-    /// Whether it may change something.
-    pub(crate) writes: bool,
+    /// What it may change there.
+    pub(crate) changes: Changes,
     /// The raw path behind the bucket.
     pub(crate) path: Box<[u8]>,
+}
+
+/// What a request may change at the origin.
+#[derive(Debug)]
+pub(crate) enum Changes {
+    /// No object.
+    Nothing,
+    /// This one.
+    Object(Box<[u8]>),
+    /// Those that its body lists.
+    Listed,
+    /// Nobody here knows which.
+    Anything,
 }
 
 /// Who asks, and for what.
@@ -113,13 +125,25 @@ pub(crate) fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Ro
         return Route::Read(ReadTarget { accelerator, key });
     }
     let path = behind_bucket(head.path()).into();
-    let key = (!key.is_empty()).then_some(key);
-    Route::Forward(ForwardTarget {
-        accelerator,
-        key,
-        writes: !is_read && head.method != Method::Options,
-        path,
-    })
+    Route::Forward(ForwardTarget { accelerator, changes: changes(head, key, target.is_signed()), path })
+}
+
+fn changes(head: &RequestHead, key: Box<[u8]>, is_s3: bool) -> Changes {
+    if matches!(head.method, Method::Get | Method::Head | Method::Options) {
+        return Changes::Nothing;
+    }
+    if !key.is_empty() {
+        return Changes::Object(key);
+    }
+    // Only of S3 is it known what its requests about a bucket do.
+    if !is_s3 {
+        return Changes::Anything;
+    }
+    match bucket_change(head) {
+        BucketChange::Nothing => Changes::Nothing,
+        BucketChange::Listed => Changes::Listed,
+        BucketChange::Anything => Changes::Anything,
+    }
 }
 
 /// The raw path behind the bucket: empty, or with its slash. The name of a bucket has no slash, encoded or not.

@@ -29,6 +29,9 @@ pub(super) const TICK: Duration = Duration::from_millis(100);
 /// Ticks that a send may hold its leases: when memory is asked for, and when it is not.
 const HOLD_TICKS_PRESSED: u32 = 2;
 const HOLD_TICKS: u32 = 10;
+/// Bodies of deletions, of at most [`BODY_BYTES_MAX`](crate::dialect::changes::BODY_BYTES_MAX) each, that a worker holds
+/// at a time.
+const DELETIONS_HELD_MAX: usize = 4;
 /// Pause after an accept that failed, so that a full table of files does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -74,6 +77,7 @@ pub struct Worker {
     pinned_bytes: Cell<u64>,
     unpinned: Notify,
     pinning: Cell<usize>,
+    deletions: Cell<usize>,
 }
 
 impl Worker {
@@ -105,6 +109,7 @@ impl Worker {
             pinned_bytes: Cell::new(0),
             unpinned: Notify::new(),
             pinning: Cell::new(0),
+            deletions: Cell::new(0),
         });
         tokio::task::spawn_local(sweep(Rc::downgrade(&worker)));
         worker
@@ -262,6 +267,15 @@ impl Worker {
         Pinned { worker: self, bytes }
     }
 
+    /// The right to hold the body of a deletion while it is read; `None` if enough are held.
+    pub(super) fn hold_deletion(&self) -> Option<HeldDeletion<'_>> {
+        let held = self.deletions.get();
+        (held < DELETIONS_HELD_MAX).then(|| {
+            self.deletions.set(held + 1);
+            HeldDeletion(&self.deletions)
+        })
+    }
+
     fn is_pressed(&self) -> bool {
         self.pinning.get() > 0 || self.node.arena.is_awaited()
     }
@@ -340,6 +354,16 @@ impl Drop for Pinned<'_> {
         if self.worker.pinning.get() > 0 {
             self.worker.unpinned.notify_waiters();
         }
+    }
+}
+
+/// The body of a deletion that is held.
+#[derive(Debug)]
+pub(super) struct HeldDeletion<'a>(&'a Cell<usize>);
+
+impl Drop for HeldDeletion<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
     }
 }
 
