@@ -7,14 +7,25 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::task::{Poll, ready};
 
 use socket2::{MsgHdr, Socket};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Semaphore;
 
 use super::{Outgoing, SendWatch, reference};
 use crate::arena::LeaseMut;
+
+/// Most positioned reads of a worker that are on its pool at a time; the others wait. The pool has more threads than
+/// this, so that the look-up of an origin's name finds one however slow the drives are.
+pub const READS_MAX: usize = 6;
+
+thread_local! {
+    // A worker is a thread, and so is its share of the pool.
+    static READS: Arc<Semaphore> = Arc::new(Semaphore::new(READS_MAX));
+}
 
 /// The engine. Its pool is the blocking pool of the worker's runtime, whose size the worker bounds.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +51,10 @@ impl Portable {
         mut lease: LeaseMut,
         len: usize,
     ) -> (io::Result<usize>, LeaseMut) {
+        let turn = READS.with(Arc::clone).acquire_owned().await.expect("the semaphore is never closed");
         let read = tokio::task::spawn_blocking(move || {
+            // Held by the read, not by who waits for it: an abandoned read still has its thread.
+            let _turn = turn;
             let target = &mut lease.spare_mut()[..len];
             // SAFETY: the target is a live, exclusive slice of `len` bytes; the call is synchronous.
             let count = unsafe { libc::pread(file, target.as_mut_ptr().cast(), len, offset.cast_signed()) };
