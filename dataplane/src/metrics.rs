@@ -98,7 +98,7 @@ labels! {
     /// Why a download from an origin came to nothing.
     FillFailure as "reason" {
         Connect = "connect", Status = "status", Changed = "changed", Short = "short", Timeout = "timeout",
-        Memory = "memory", Purged = "purged", Other = "other",
+        Memory = "memory", Other = "other",
     }
     /// Where a block was when its sum was checked.
     Where as "where" { Ram = "ram", Drive = "drive", }
@@ -110,7 +110,7 @@ labels! {
     CloseReason as "reason" {
         Client = "client", Finished = "finished", Idle = "idle", HeadTimeout = "head_timeout",
         BadRequest = "bad_request", SendStalled = "send_stalled", SendFailed = "send_failed",
-        Receive = "receive_failed", BodyCut = "body_cut", Drain = "drain", Limit = "limit",
+        Receive = "receive_failed", BodyCut = "body_cut", Drain = "drain",
     }
     /// Which limit a request or connection met; the names are those of `check-config`.
     Limit as "limit" {

@@ -13,7 +13,6 @@ use crate::auth::Keys;
 use crate::config::Limits;
 use crate::engine::scripted::ScriptedDrive;
 use crate::metrics::{Counter, Metrics, WriteRefusal};
-use crate::object::VersionId;
 use crate::origin::OriginTarget;
 use crate::policy::Policy;
 use crate::range::{EXTENT_BYTES_MAX, Grid};
@@ -229,11 +228,6 @@ impl Node {
     /// One client connection less.
     pub fn release_connection(&self) {
         self.connections.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// Name of a version in logs and on the explain page.
-    pub fn version_text(version: VersionId) -> String {
-        format!("{version:?}")
     }
 }
 
