@@ -40,6 +40,10 @@ struct Options {
     /// Stop after this many measured requests instead of after a time.
     #[arg(long)]
     requests: Option<u64>,
+    /// Seconds after which a run that has not ended by itself fails, its connections cut: a server that stops answering
+    /// must not stop those who wait for the figures.
+    #[arg(long, default_value_t = 600.0)]
+    limit: f64,
     /// Seconds of load before measuring begins.
     #[arg(long, default_value_t = 0.0)]
     warm_up: f64,
@@ -77,7 +81,11 @@ fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = tokio::task::LocalSet::new();
-    let report = local.block_on(&runtime, run(options))?;
+    let limit = options.limit;
+    let within = async { tokio::time::timeout(Duration::from_secs_f64(limit), run(options)).await };
+    let report = local
+        .block_on(&runtime, within)
+        .with_context(|| format!("no end after {limit} s; a longer run wants a larger --limit"))??;
     println!("{report}");
     Ok(())
 }
