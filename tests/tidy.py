@@ -17,9 +17,13 @@ LINES_MAX = 1000
 UNSAFE_ROOMS = (
     "dataplane/src/engine/",
     "dataplane/src/arena/",
-    "dataplane/src/arena/",
     "dataplane/src/store/",
 )
+
+# Who looks at bytes of a lease: sums before they leave and after they came, and the vectors of a send. A place more
+# is a place where a copy could begin: let it go through a function that counts, and say so here.
+LOOKS_AT_LEASES = {"dataplane/src/serve/stream.rs": 2, "dataplane/src/fill.rs": 1, "dataplane/src/engine/mod.rs": 1}
+SIMULATION = "dataplane/src/engine/scripted.rs"
 
 # Written in two halves so that this file passes its own check.
 UNFINISHED = ["to" + "do!(", "unimple" + "mented!(", "FIX" + "ME", "XX" + "X", "db" + "g!(", "#[ig" + "nore"]
@@ -88,6 +92,17 @@ def unsafe_blocks_argue():
                 yield f"{name}:{index + 1}: no SAFETY sentence above"
 
 
+def kept_bytes_are_touched_where_it_is_known():
+    """A copy of a body on the way of a hit is counted; a place that looks at bytes of a lease could make one."""
+    for name in files(".rs"):
+        if not name.startswith("dataplane/src/") or name.endswith("tests.rs") or name == SIMULATION:
+            continue
+        code = text(name).split("#[cfg(test)]", 1)[0]
+        places = [line for line in code.splitlines() if re.search(r"\b(lease|body|slice)\.bytes\([^)]", code_of(line))]
+        if len(places) != LOOKS_AT_LEASES.get(name, 0):
+            yield f"{name}: {len(places)} places look at bytes of leases, {LOOKS_AT_LEASES.get(name, 0)} are known"
+
+
 def nothing_is_left_unfinished():
     for name in files(".rs", ".py", ".sh", ".toml") + [name for name in files() if "." not in os.path.basename(name)]:
         for number, line in enumerate(text(name).splitlines(), 1):
@@ -138,7 +153,7 @@ def scripts_can_be_run():
 
 RULES = [
     rust_files_open_with_a_paragraph, files_are_at_most_a_thousand_lines, unsafe_code_stays_in_its_rooms,
-    unsafe_blocks_argue, nothing_is_left_unfinished, no_word_of_a_machine_or_registry, lines_end_cleanly,
+    unsafe_blocks_argue, kept_bytes_are_touched_where_it_is_known, nothing_is_left_unfinished, no_word_of_a_machine_or_registry, lines_end_cleanly,
     documents_have_one_title_and_live_links, scripts_can_be_run,
 ]
 

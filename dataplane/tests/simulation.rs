@@ -121,7 +121,7 @@ impl World {
     fn connect(&self) -> Client {
         let (socket, peer) = self.scripted.connect();
         let worker = Rc::clone(&self.worker);
-        tokio::task::spawn_local(async move { worker.serve(Socket::Scripted(socket), None).await });
+        tokio::task::spawn_local(async move { worker.serve(Socket::Scripted(socket)).await });
         Client { peer, buffer: Vec::new() }
     }
 }

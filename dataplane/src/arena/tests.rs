@@ -1,3 +1,5 @@
+//! The arena: reserves, eviction by page, watermarks, and memory that the network may still read.
+
 use std::sync::Arc;
 
 use super::*;

@@ -80,8 +80,7 @@ impl Slice {
         self.start == self.end
     }
 
-    /// The bytes themselves.
-    pub fn bytes(&self) -> &[u8] {
+    fn bytes(&self) -> &[u8] {
         self.lease.bytes(self.start as usize..self.end as usize)
     }
 }
@@ -169,7 +168,7 @@ impl Outgoing {
     }
 
     /// What is left, piece by piece.
-    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+    fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         std::iter::once(self.header_left()).chain(self.body.iter().map(Slice::bytes))
     }
 
@@ -305,23 +304,22 @@ impl Engine {
     }
 
     /// Ends the sending half of a connection: behind what was sent the peer sees the end of the stream, and what it
-    /// still sends can be received. `fd` is the number that the socket was adopted with, which it keeps open.
+    /// still sends can be received.
     ///
     /// # Errors
     /// The connection is broken already.
-    pub fn shutdown_write(&self, socket: &Socket, fd: Option<RawFd>) -> io::Result<()> {
-        match (socket, fd) {
-            (Socket::Scripted(socket), _) => {
+    pub fn shutdown_write(&self, socket: &Socket) -> io::Result<()> {
+        let fd = match socket {
+            Socket::Uring(socket) => socket.as_raw_fd(),
+            Socket::Portable(socket) => socket.as_raw_fd(),
+            Socket::Scripted(socket) => {
                 socket.shutdown_write();
-                Ok(())
+                return Ok(());
             }
-            (Socket::Uring(_) | Socket::Portable(_), Some(fd)) => {
-                // SAFETY: a system call on a number, which the borrowed socket keeps open; it touches no memory.
-                let result = unsafe { libc::shutdown(fd, libc::SHUT_WR) };
-                if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-            }
-            _ => Err(foreign()),
-        }
+        };
+        // SAFETY: a system call on a number, which the borrowed socket keeps open; it touches no memory.
+        let result = unsafe { libc::shutdown(fd, libc::SHUT_WR) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Reads `len` bytes (a multiple of [`UNIT_BYTES`], as is `offset`) at `offset` of `file` behind the

@@ -67,6 +67,10 @@ impl Portable {
 }
 
 impl PortableSocket {
+    pub(super) fn as_raw_fd(&self) -> RawFd {
+        self.0.get_ref().as_raw_fd()
+    }
+
     pub(super) async fn accept(&self) -> io::Result<OwnedFd> {
         let (socket, _) = self.0.async_io(Interest::READABLE, Socket::accept).await?;
         Ok(socket.into())
@@ -100,7 +104,7 @@ impl PortableSocket {
                 return (Ok(sent), outgoing);
             }
             let result = if reference::is_worth(&outgoing) {
-                reference::push(self.0.get_ref().as_raw_fd(), &mut outgoing)
+                reference::push(self.as_raw_fd(), &mut outgoing)
             } else {
                 let vectors = outgoing.io_slices();
                 let result =

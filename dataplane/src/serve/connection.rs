@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 
 use std::future::{Future, poll_fn};
-use std::os::fd::RawFd;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
@@ -43,11 +42,10 @@ const LINGER_MAX: Duration = Duration::from_secs(2);
 const LINGER_BYTES_MAX: usize = 16 << 20;
 
 /// Serves a connection until its end, and says why it ended.
-pub(super) async fn serve(worker: &Rc<Worker>, socket: Socket, fd: Option<RawFd>) -> CloseReason {
+pub(super) async fn serve(worker: &Rc<Worker>, socket: Socket) -> CloseReason {
     let mut connection = Connection {
         worker: Rc::clone(worker),
         socket,
-        fd,
         lingers: false,
         guard: worker.watch(),
         buffer: Vec::with_capacity(BUFFER_BYTES),
@@ -68,8 +66,6 @@ pub(super) struct Ended(pub(super) CloseReason);
 pub(super) struct Connection {
     pub(super) worker: Rc<Worker>,
     socket: Socket,
-    /// The number of the socket's descriptor, if it is the kernel's.
-    fd: Option<RawFd>,
     /// The client may still be sending behind the last answer.
     lingers: bool,
     guard: WatchGuard,
@@ -202,7 +198,7 @@ impl Connection {
         if !self.lingers || !is_answered {
             return;
         }
-        if self.worker.engine.shutdown_write(&self.socket, self.fd).is_err() {
+        if self.worker.engine.shutdown_write(&self.socket).is_err() {
             return;
         }
         let deadline = Instant::now() + LINGER_MAX;

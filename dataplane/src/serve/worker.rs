@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -161,13 +161,12 @@ impl Worker {
     /// Serves a connection that was placed here.
     pub fn take(self: &Rc<Self>, fd: OwnedFd) {
         let admitted = Admitted(Rc::clone(self));
-        let number = fd.as_raw_fd();
         // Small answers leave at once; a socket that does not know the option is gone already.
         let _ = socket2::SockRef::from(&fd).set_tcp_nodelay(true);
         match self.engine.adopt(fd) {
             Ok(socket) => {
                 tokio::task::spawn_local(async move {
-                    Rc::clone(&admitted.0).serve(socket, Some(number)).await;
+                    Rc::clone(&admitted.0).serve(socket).await;
                     drop(admitted);
                 });
             }
@@ -175,12 +174,12 @@ impl Worker {
         }
     }
 
-    /// Serves a socket until its end. `fd` is the number that it was adopted with, if it is the kernel's.
-    pub async fn serve(self: Rc<Self>, socket: Socket, fd: Option<RawFd>) {
+    /// Serves a socket until its end.
+    pub async fn serve(self: Rc<Self>, socket: Socket) {
         self.counters.bump(Counter::ConnectionsOpened, 1);
         self.counters.adjust(Gauge::Connections, 1);
         let _open = Open(&self);
-        let reason: CloseReason = connection::serve(&self, socket, fd).await;
+        let reason: CloseReason = connection::serve(&self, socket).await;
         self.counters.bump(Counter::ConnectionsClosed(reason), 1);
     }
 

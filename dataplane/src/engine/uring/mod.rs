@@ -76,6 +76,12 @@ pub struct RingSocket {
     fd: RawFd,
 }
 
+impl RingSocket {
+    pub(super) fn as_raw_fd(&self) -> RawFd {
+        self.fd
+    }
+}
+
 impl Drop for RingSocket {
     fn drop(&mut self) {
         // Not close(2): an entry that is queued but not yet submitted names this number, and the number may
