@@ -5,10 +5,10 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use crate::arena::{Arena, Lease};
+use crate::arena::{Arena, LEASE_BYTES_MAX, Lease};
 use crate::auth::Keys;
 use crate::config::Limits;
 use crate::engine::scripted::ScriptedDrive;
@@ -45,6 +45,8 @@ pub struct Node {
     pub started: Instant,
     /// Reads in a row that each drive has failed.
     drive_failures: Box<[AtomicU32]>,
+    /// Reads that each drive may have under way.
+    drive_turns: Box<[Arc<Semaphore>]>,
     draining: AtomicBool,
     connections: AtomicU64,
 }
@@ -87,6 +89,15 @@ pub enum Drives {
 }
 
 impl Drives {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Store(store) => store.drives(),
+            Self::Scripted(_) => 1,
+        }
+    }
+
     /// Where a slot is, while its drive still holds it: descriptor and offset in bytes.
     pub fn place(&self, slot: Slot) -> Option<(RawFd, u64)> {
         match self {
@@ -121,6 +132,10 @@ impl Node {
             metadata_bytes_max: limits.metadata_bytes_max,
         });
         let fills = Arc::new(Semaphore::new(limits.fills_max as usize));
+        // Smaller pieces come in more of them; what a drive's reads hold is bounded by the largest.
+        let reads = limits.reads_reserve_bytes as usize / LEASE_BYTES_MAX;
+        let turns = if drives.count() > 1 { (reads / 2).max(1) } else { Semaphore::MAX_PERMITS };
+        let drive_turns = (0..drives.count()).map(|_| Arc::new(Semaphore::new(turns))).collect();
         Arc::new(Self {
             arena,
             table,
@@ -131,6 +146,7 @@ impl Node {
             metrics,
             fills,
             started: Instant::now(),
+            drive_turns,
             drive_failures: (0..=u8::MAX).map(|_| AtomicU32::new(0)).collect(),
             draining: AtomicBool::new(false),
             connections: AtomicU64::new(0),
@@ -155,15 +171,23 @@ impl Node {
         let failures = &self.drive_failures[usize::from(drive)];
         if went_well {
             // A retired drive stays so: a late completion says nothing of the next.
-            if (1..DRIVE_FAILURES_MAX).contains(&failures.load(Ordering::Relaxed)) {
-                failures.store(0, Ordering::Relaxed);
-            }
+            let forget = |failed: u32| (1..DRIVE_FAILURES_MAX).contains(&failed).then_some(0);
+            let _ = failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, forget);
         } else if failures.fetch_add(1, Ordering::Relaxed) + 1 == DRIVE_FAILURES_MAX {
             tracing::error!(drive, "a drive is retired: {DRIVE_FAILURES_MAX} reads in a row failed");
+            if let Drives::Store(store) = &self.drives {
+                store.retire(drive);
+            }
         }
     }
 
-    /// Whether a drive is no longer read.
+    /// Waits until the drive may have one more read under way; hold it until the read has ended.
+    pub async fn drive_turn(&self, drive: u8) -> OwnedSemaphorePermit {
+        let turns = Arc::clone(&self.drive_turns[usize::from(drive)]);
+        turns.acquire_owned().await.expect("the semaphore is never closed")
+    }
+
+    /// Whether a drive is no longer read, nor written.
     pub fn is_retired(&self, drive: u8) -> bool {
         self.drive_failures[usize::from(drive)].load(Ordering::Relaxed) >= DRIVE_FAILURES_MAX
     }

@@ -4,6 +4,8 @@
 //! A socket call here begins and ends while the future is polled, so nothing is in flight when the future is
 //! dropped. A drive read is in flight on a pool thread, which owns the lease and outlives the future.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -18,13 +20,18 @@ use tokio::sync::Semaphore;
 use super::{Outgoing, SendWatch, reference};
 use crate::arena::LeaseMut;
 
-/// Most positioned reads of a worker that are on its pool at a time; the others wait. The pool has more threads than
-/// this, so that the look-up of an origin's name finds one however slow the drives are.
+/// Most positioned reads of one file that a worker has on its pool at a time; the others wait. The pool has as many
+/// threads for each drive, and more, so that neither another drive nor the look-up of a name waits for a slow one.
 pub const READS_MAX: usize = 6;
 
 thread_local! {
     // A worker is a thread, and so is its share of the pool.
-    static READS: Arc<Semaphore> = Arc::new(Semaphore::new(READS_MAX));
+    static READS: RefCell<HashMap<RawFd, Arc<Semaphore>>> = RefCell::default();
+}
+
+fn reads_of(file: RawFd) -> Arc<Semaphore> {
+    let new = || Arc::new(Semaphore::new(READS_MAX));
+    READS.with(|reads| Arc::clone(reads.borrow_mut().entry(file).or_insert_with(new)))
 }
 
 /// The engine. Its pool is the blocking pool of the worker's runtime, whose size the worker bounds.
@@ -51,7 +58,7 @@ impl Portable {
         mut lease: LeaseMut,
         len: usize,
     ) -> (io::Result<usize>, LeaseMut) {
-        let turn = READS.with(Arc::clone).acquire_owned().await.expect("the semaphore is never closed");
+        let turn = reads_of(file).acquire_owned().await.expect("the semaphore is never closed");
         let read = tokio::task::spawn_blocking(move || {
             // Held by the read, not by who waits for it: an abandoned read still has its thread.
             let _turn = turn;
@@ -99,11 +106,12 @@ impl PortableSocket {
         watch: &SendWatch,
     ) -> (io::Result<usize>, Outgoing) {
         let mut sent = 0;
+        let by_reference = reference::is_worth(&outgoing);
         loop {
             if outgoing.is_empty() {
                 return (Ok(sent), outgoing);
             }
-            let result = if reference::is_worth(&outgoing) {
+            let result = if by_reference {
                 reference::push(self.as_raw_fd(), &mut outgoing)
             } else {
                 let vectors = outgoing.io_slices();

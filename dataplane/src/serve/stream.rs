@@ -192,14 +192,25 @@ impl ObjectStream {
         let end = ((blocks.end * BLOCK_BYTES) as usize).min(extent_len);
         let len = (end - start).next_multiple_of(UNIT_BYTES);
         let deadline = node.limits.request_deadline;
+        // A drive that hangs keeps what its reads hold; it must not be all that there is for the others.
+        let turn = timeout(DRIVE_PATIENCE, node.drive_turn(slot.drive)).await;
+        let Ok(turn) = turn else {
+            self.entry.lose_slot(piece.extent, slot);
+            return Ok(None);
+        };
         let lease = node.arena.grant_within(Purpose::Read, len, deadline).await;
         let lease = lease.map_err(|_| StreamFailure::Memory)?;
         let counters = &self.worker.counters;
         counters.bump(Counter::DriveReads, 1);
         counters.bump(Counter::DriveReadBytes, len as u64);
         // A drive that does not answer is left to its operation, which keeps the lease; the client is not.
-        let reading = self.worker.engine.read_at(file, offset + start as u64, lease, len);
-        let Ok((read, lease)) = timeout(DRIVE_PATIENCE, reading).await else {
+        let engine = self.worker.engine.clone();
+        let reading = tokio::task::spawn_local(async move {
+            let done = engine.read_at(file, offset + start as u64, lease, len).await;
+            drop(turn);
+            done
+        });
+        let Ok(Ok((read, lease))) = timeout(DRIVE_PATIENCE, reading).await else {
             tracing::warn!(object = %self.entry.name(), extent = piece.extent, "drive read did not end in time");
             node.note_drive_read(slot.drive, false);
             self.entry.lose_slot(piece.extent, slot);

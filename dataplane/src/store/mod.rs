@@ -31,7 +31,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -286,6 +286,8 @@ struct Lane {
     writer: Writer,
     /// Bytes taken so far: what decides which drive gets the next body.
     taken_bytes: AtomicU64,
+    /// It gets no more bodies: nobody could read them.
+    is_retired: AtomicBool,
 }
 
 impl std::fmt::Debug for Store {
@@ -346,7 +348,7 @@ impl Store {
     pub fn offer(&self, body: impl WriteBody, done: WriteDone) -> Result<(), Refused> {
         let (mut body, mut done) = (Body::new(body), done);
         let bytes = body.len() as u64;
-        let mut refused = Refused::NoDrive;
+        let mut refused = if self.lanes.is_empty() { Refused::NoDrive } else { Refused::DriveDead };
         for lane in self.by_share() {
             match lane.writer.offer(body, done) {
                 Ok(()) => {
@@ -392,6 +394,18 @@ impl Store {
         self.lanes.get(usize::from(slot.drive)).is_some_and(|lane| lane.writer.drive().is_direct())
     }
 
+    /// Gives a drive no more bodies, because its reads fail. What it has taken it still writes.
+    pub fn retire(&self, drive: u8) {
+        if let Some(lane) = self.lanes.get(usize::from(drive)) {
+            lane.is_retired.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// How many drives there are.
+    pub fn drives(&self) -> usize {
+        self.lanes.len()
+    }
+
     /// Bytes of all segments of all drives: what the store can hold at most.
     pub fn capacity_bytes(&self) -> u64 {
         let bytes = |geometry: Geometry| u64::from(geometry.segments()) * u64::from(geometry.segment_bytes());
@@ -423,7 +437,8 @@ impl Store {
 
     /// The drives, first the one that has taken the least for its size, so that all turn at the same pace.
     fn by_share(&self) -> SmallVec<[&Lane; 8]> {
-        let mut lanes: SmallVec<[&Lane; 8]> = self.lanes.iter().collect();
+        let is_used = |lane: &&Lane| !lane.is_retired.load(Ordering::Relaxed);
+        let mut lanes: SmallVec<[&Lane; 8]> = self.lanes.iter().filter(is_used).collect();
         let share = |lane: &&Lane| {
             let taken = u128::from(lane.taken_bytes.load(Ordering::Relaxed));
             (taken << 48) / u128::from(lane.geometry.capacity())
@@ -455,7 +470,8 @@ impl Lane {
             Writer::start(number, Arc::new(drive), Arc::clone(&sequences), reserved, options.engine, limits);
         let is_uring_wanted = options.engine == WriterEngine::Uring;
         let writer = writer.map_err(|source| StoreError::Writer { path, is_uring_wanted, source })?;
-        Ok(Self { geometry, sequences, writer, taken_bytes: AtomicU64::new(0) })
+        let is_retired = AtomicBool::new(false);
+        Ok(Self { geometry, sequences, writer, taken_bytes: AtomicU64::new(0), is_retired })
     }
 
     fn status(&self) -> DriveStatus {
