@@ -9,12 +9,14 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
 
 use crate::arena::{LeaseMut, Purpose};
 use crate::metrics::{self, Counter, OriginAsk};
@@ -30,6 +32,8 @@ pub const RUN_BYTES_MAX: u64 = 8 << 20;
 const RESUMES_MAX: u32 = 3;
 /// Pause before the first resume; doubles each time.
 const RESUME_PAUSE: Duration = Duration::from_millis(50);
+/// How often one who waits for a right looks whether it is still wanted.
+const WANTED_PACE: Duration = Duration::from_secs(1);
 /// How long a run waits for memory.
 const MEMORY_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -87,10 +91,19 @@ impl Claim {
 pub struct Right(#[expect(dead_code, reason = "held, not read")] OwnedSemaphorePermit);
 
 impl Right {
-    /// Waits for one.
-    pub async fn acquire(worker: &Worker) -> Self {
-        let right = Arc::clone(&worker.node.fills).acquire_owned().await;
-        Self(right.expect("the semaphore is never closed"))
+    /// Waits for one, for as long as somebody wants what it is for; `None` when nobody does any more.
+    pub async fn acquire(worker: &Worker, is_wanted: impl Fn() -> bool) -> Option<Self> {
+        let mut acquiring = pin!(Arc::clone(&worker.node.fills).acquire_owned());
+        loop {
+            match timeout(WANTED_PACE, &mut acquiring).await {
+                Ok(right) => {
+                    let right = Self(right.expect("the semaphore is never closed"));
+                    return is_wanted().then_some(right);
+                }
+                Err(_) if is_wanted() => {}
+                Err(_) => return None,
+            }
+        }
     }
 }
 
@@ -127,7 +140,10 @@ impl Run {
             // The right comes before the connection, everywhere, so that neither waits for the other.
             let held = match right.take() {
                 Some(held) => held,
-                None => Right::acquire(&worker).await,
+                None => match Right::acquire(&worker, || self.is_wanted()).await {
+                    Some(held) => held,
+                    None => return,
+                },
             };
             let failure = match self.receive(body.take()).await {
                 Ok(()) => return,
@@ -136,7 +152,8 @@ impl Run {
             match failure {
                 Stop::Resume(error) if resumes < RESUMES_MAX => {
                     tracing::debug!(%error, resumes, "fill resumed");
-                    drop(held);
+                    // Whoever gets the right next needs memory; who has some keeps the right.
+                    right = self.writer.is_some().then_some(held);
                     tokio::time::sleep(RESUME_PAUSE * (1 << resumes)).await;
                     resumes += 1;
                 }

@@ -92,6 +92,8 @@ pub async fn find(
                 let age = age(&entry, freshness, Instant::now());
                 return Found::New(entry, age);
             }
+            // Asked before we came, it may be older than a write that we must see.
+            Resolved::Answered(answered) if freshness == Freshness::Strict && answered.asked < now => {}
             Resolved::Answered(answered) => return Found::Answered(answered),
             Resolved::Bypass => return Found::Bypass,
             Resolved::Failed(failure) => return Found::Failed(failure),
@@ -209,7 +211,14 @@ async fn lead(worker: Rc<Worker>, leader: Leader, want: Want) {
     let mut range = first_ask(want, grid, accelerator.extent_bytes);
     let mut repeats = 0;
     // Before the connection: its body may become a run.
-    let mut right = if range.is_some() { Some(Right::acquire(&worker).await) } else { None };
+    let mut right = None;
+    if range.is_some() {
+        // The leader has two holds and the table one.
+        right = Right::acquire(&worker, || Arc::strong_count(&resolve) > 3).await;
+        if right.is_none() {
+            return worker.node.table.settle(&resolve, Resolved::Lost);
+        }
+    }
     let outcome = loop {
         let asked = Instant::now();
         let answer = put(&worker, &resolve, range).await;
@@ -233,7 +242,7 @@ async fn lead(worker: Rc<Worker>, leader: Leader, want: Want) {
             }
             // An object without a length: its bytes are nobody's but those who ask for them.
             Ok(Answer::Other(relay)) if relay.status < 300 => break pass_by(&worker, &resolve, asked),
-            Ok(Answer::Other(relay)) => break answered(relay).await,
+            Ok(Answer::Other(relay)) => break answered(relay, asked).await,
             Ok(Answer::NotModified | Answer::Changed | Answer::Unsatisfiable { .. }) => {
                 break Resolved::Failed(ResolveFailure::Invalid);
             }
@@ -333,7 +342,7 @@ fn pass_by(worker: &Worker, resolve: &Arc<Resolve>, asked: Instant) -> Resolved 
     Resolved::Bypass
 }
 
-async fn answered(relay: Relay) -> Resolved {
+async fn answered(relay: Relay, asked: Instant) -> Resolved {
     let Relay { status, headers, mut body } = relay;
     let mut whole = Vec::new();
     loop {
@@ -342,7 +351,9 @@ async fn answered(relay: Relay) -> Resolved {
                 whole.extend_from_slice(&bytes);
             }
             Ok(Some(_)) => return Resolved::Bypass,
-            Ok(None) => return Resolved::Answered(Arc::new(Answered { status, headers, body: whole })),
+            Ok(None) => {
+                return Resolved::Answered(Arc::new(Answered { status, headers, body: whole, asked }));
+            }
             Err(error) => return Resolved::Failed(failure(&error)),
         }
     }

@@ -428,6 +428,8 @@ pub struct Answered {
     pub headers: http::HeaderMap,
     /// The whole body.
     pub body: Vec<u8>,
+    /// When it was asked for.
+    pub asked: Instant,
 }
 
 impl Resolve {

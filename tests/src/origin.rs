@@ -47,6 +47,8 @@ pub enum Fault {
     PauseAfter(u64),
     /// The connection is closed without a byte of an answer.
     HangUp,
+    /// The answer is made at once, and held back until [`Origin::resume`].
+    Hold,
 }
 
 /// What an origin has been asked and has sent.
@@ -142,7 +144,7 @@ impl Origin {
         self.shared.faults.lock().expect("no poisoned lock").get(key).map_or(0, |(_, times)| *times)
     }
 
-    /// Lets every body paused by [`Fault::PauseAfter`] go on.
+    /// Lets every body paused by [`Fault::PauseAfter`] go on, and every answer held by [`Fault::Hold`] leave.
     pub fn resume(&self) {
         self.shared.resumed.send_modify(|count| *count += 1);
     }
@@ -247,6 +249,11 @@ impl Shared {
         etag
     }
 
+    fn is_next(&self, key: &str, fault: &Fault) -> bool {
+        let faults = self.faults.lock().expect("no poisoned lock");
+        faults.get(key).is_some_and(|(next, times)| next == fault && *times > 0)
+    }
+
     fn take_fault(&self, key: &str) -> Option<Fault> {
         let mut faults = self.faults.lock().expect("no poisoned lock");
         let (fault, times) = faults.get_mut(key)?;
@@ -277,6 +284,12 @@ async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Respo
     shared.counts.asked(&method);
     let key = request.uri().path().trim_start_matches('/').to_owned();
     let response = match method {
+        Method::GET if shared.is_next(&key, &Fault::Hold) => {
+            let mut resumed = shared.resumed.subscribe();
+            let response = read(&shared, &key, &request)?;
+            drop(resumed.changed().await);
+            response
+        }
         Method::GET | Method::HEAD => read(&shared, &key, &request)?,
         Method::PUT => {
             let body = request.into_body().collect().await.map_err(std::io::Error::other)?.to_bytes();

@@ -14,6 +14,7 @@ const SIZE: usize = (2 << 20) + 777;
 on_each_engine!(
     strict_sees_a_change_behind_the_node,
     strict_asks_without_fetching_what_did_not_change,
+    strict_shares_no_absence_that_is_older_than_the_question,
     ttl_sees_a_change_when_it_has_passed,
     immutable_never_asks_again,
     a_put_through_the_node_is_seen_at_once,
@@ -45,6 +46,23 @@ fn strict_asks_without_fetching_what_did_not_change(engine: Engine) {
     let after = origin.counts();
     assert_eq!(after.bodies, before.bodies, "{after:?}");
     assert!(after.not_modified > before.not_modified, "strict did not ask: {after:?}");
+}
+
+/// A reader who waits for a marker to appear was told of its absence by an answer from before it appeared.
+fn strict_shares_no_absence_that_is_older_than_the_question(engine: Engine) {
+    let (origin, node) = start(engine, "strict");
+    let address = node.data();
+    let ask = || std::thread::spawn(move || http::get(address, "/data/_SUCCESS"));
+    origin.fault("_SUCCESS", Fault::Hold, 1);
+    let early = ask();
+    wait::until("the origin's answer to be made", || (origin.faults_left("_SUCCESS") == 0).then_some(()));
+    let etag = origin.put("_SUCCESS", body(1));
+    let late = ask();
+    // Time for the late one to find the question of the early one under way.
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    origin.resume();
+    assert_eq!(early.join().expect("the early reader").status, 404);
+    must_be(&late.join().expect("the late reader"), 1, &etag);
 }
 
 fn ttl_sees_a_change_when_it_has_passed(engine: Engine) {
