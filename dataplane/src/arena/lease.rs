@@ -81,10 +81,12 @@ impl Lease {
         }
     }
 
-    /// Whether these bytes are asked for so often that lending them is worth a new page afterwards.
-    pub fn is_hot(&self) -> bool {
-        let meta = self.meta();
-        meta.touched.load(Ordering::Relaxed) >= HOT_TOUCHES || meta.lent.load(Ordering::Relaxed)
+    /// Whether these bytes may be lent, and are asked for so often that it is worth a new page afterwards.
+    pub fn is_lendable(&self) -> bool {
+        let (chunk, unit) = self.arena.unit(self.page, usize::from(self.first_unit));
+        let meta = &chunk.slots[unit];
+        let is_hot = meta.touched.load(Ordering::Relaxed) >= HOT_TOUCHES || meta.lent.load(Ordering::Relaxed);
+        is_hot && chunk.file().is_some() && self.arena.is_lending()
     }
 
     /// Where the kernel finds the bytes to send them by reference: a file and the offset of the slot in it; `None`

@@ -18,7 +18,7 @@
 use std::fmt;
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -120,12 +120,15 @@ pub struct Arena {
     returned: Notify,
     waiting: AtomicUsize,
     refused: AtomicU64,
-    renewed: Condvar,
+    has_spent: Condvar,
+    is_lending: AtomicBool,
 }
 
 struct State {
     pages: Vec<PageState>,
     pages_free: Vec<u32>,
+    /// Empty pages that the network may still read: to be renewed before they are free.
+    spent: Vec<u32>,
     partial: [Vec<u32>; CLASS_UNITS.len()],
     used: [u64; 3],
     hand: u32,
@@ -175,6 +178,7 @@ impl Arena {
             state: Mutex::new(State {
                 pages: Vec::new(),
                 pages_free: Vec::new(),
+                spent: Vec::new(),
                 partial: [const { Vec::new() }; CLASS_UNITS.len()],
                 used: [0; 3],
                 hand: 0,
@@ -184,7 +188,8 @@ impl Arena {
             returned: Notify::new(),
             waiting: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
-            renewed: Condvar::new(),
+            has_spent: Condvar::new(),
+            is_lending: AtomicBool::new(true),
         };
         let arena: &'static Self = Box::leak(Box::new(arena));
         arena.join_chunk()?;
@@ -240,6 +245,12 @@ impl Arena {
             if let Some((page, slot)) = state.take_slot(class, purpose) {
                 drop(state);
                 return Some(self.lend(page, slot, class));
+            }
+            // Sooner than to evict more: half a millisecond for a page that is empty already.
+            if let Some(page) = state.spent.pop() {
+                drop(state);
+                self.renew(page);
+                continue;
             }
             let evicted = self.evict_page(state);
             if !evicted {
@@ -303,9 +314,15 @@ impl Arena {
         self.wake();
     }
 
-    /// Whether hot bytes can leave by reference.
-    pub fn is_lendable(&self) -> bool {
-        self.chunks.first().and_then(OnceLock::get).is_some_and(|chunk| chunk.file().is_some())
+    /// Whether hot bytes may leave by reference now.
+    pub fn is_lending(&self) -> bool {
+        self.is_lending.load(Ordering::Relaxed)
+    }
+
+    /// Lets hot bytes leave by reference, or not for a while: what slow readers hold of pages that were renewed since
+    /// comes on top of the arena.
+    pub fn set_lending(&self, is_lending: bool) {
+        self.is_lending.store(is_lending, Ordering::Relaxed);
     }
 
     /// Pages renewed since the start: what [`Lease::renewal`] is compared with.
@@ -319,10 +336,18 @@ impl Arena {
         (chunk.renewed_since(renewal), chunk.bytes / PAGE_BYTES)
     }
 
-    /// Blocks until at least `pages` have been renewed after `renewal`.
-    pub fn wait_renewed(&self, renewal: u64, pages: u64) {
-        let is_early = |state: &mut State| state.pages_renewed < renewal + pages;
-        drop(self.renewed.wait_while(self.lock(), is_early).unwrap_or_else(PoisonError::into_inner));
+    /// Blocks for at most `patience` until there is a page to renew.
+    pub fn wait_spent(&self, patience: Duration) {
+        let is_idle = |state: &mut State| state.spent.is_empty();
+        let waited = self.has_spent.wait_timeout_while(self.lock(), patience, is_idle);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Renews one page that is empty and was lent to the network. False if there is none. About half a millisecond:
+    /// call it off the workers.
+    pub fn renew_spent(&self) -> bool {
+        let page = self.lock().spent.pop();
+        page.inspect(|page| self.renew(*page)).is_some()
     }
 
     /// Whether somebody waits for memory to come back.
@@ -444,10 +469,10 @@ impl Arena {
         }
         let mut state = self.lock();
         let bytes = lease.capacity() as u64;
-        let emptied = state.give_slot(lease.page(), lease.slot_index(), bytes, lent);
+        let is_spent = state.give_slot(lease.page(), lease.slot_index(), bytes, lent);
         drop(state);
-        if let Some(page) = emptied {
-            self.renew(page);
+        if is_spent {
+            self.has_spent.notify_one();
         }
         self.wake();
     }
@@ -466,7 +491,7 @@ impl Arena {
         chunk.note_renewal(within, state.pages_renewed);
         state.pages_free.push(page);
         drop(state);
-        self.renewed.notify_all();
+        self.wake();
     }
 
     fn wake(&self) {
@@ -563,8 +588,8 @@ impl State {
         Some((page, slot))
     }
 
-    /// The page, if it is empty now and must be renewed before it is used again.
-    fn give_slot(&mut self, page: u32, slot: usize, bytes: u64, lent: bool) -> Option<u32> {
+    /// True if the page is empty now and has to be renewed.
+    fn give_slot(&mut self, page: u32, slot: usize, bytes: u64, lent: bool) -> bool {
         let state = &mut self.pages[page as usize];
         let tenant = &mut state.tenants[slot];
         tenant.resident = None;
@@ -583,14 +608,15 @@ impl State {
             }
             self.pages[page as usize] = PageState::empty();
             if is_spent {
-                return Some(page);
+                self.spent.push(page);
+                return true;
             }
             self.pages_free.push(page);
         } else if !state.listed && !lent {
             state.listed = true;
             self.partial[class].push(page);
         }
-        None
+        false
     }
 }
 

@@ -137,10 +137,10 @@ fn lent(arena: &'static Arena, len: usize) -> Lease {
     lease.append(&vec![7; len]);
     let lease = lease.freeze();
     for _ in 0..3 {
-        assert!(!lease.is_hot());
+        assert!(!lease.is_lendable());
         lease.touch();
     }
-    assert!(lease.is_hot());
+    assert!(lease.is_lendable());
     lease
 }
 
@@ -149,7 +149,6 @@ fn a_lent_slot_is_out_of_use_until_its_page_is_renewed() {
     use std::os::unix::fs::FileExt;
 
     let arena = small();
-    assert!(arena.is_lendable(), "the kernel here makes huge pages of a file in memory");
     let lease = lent(arena, 100_000);
     let neighbour = arena.grant(Purpose::Read, 100_000).unwrap();
     let (file, offset) = lease.lend().unwrap();
@@ -168,13 +167,15 @@ fn a_lent_slot_is_out_of_use_until_its_page_is_renewed() {
     assert_eq!((arena.renewals(), arena.status().pages_free), (0, 31));
     assert_eq!(neighbour.lease().renewal(), 0);
     drop(neighbour);
+    assert_eq!((arena.renewals(), arena.status().pages_free), (0, 31));
+    assert!(arena.renew_spent() && !arena.renew_spent());
     assert_eq!((arena.renewals(), arena.status().pages_free), (1, 32));
     assert_eq!(arena.renewed_since(0, 0), (1, 32));
     assert_eq!(arena.renewed_since(0, 1), (0, 32));
     let again = arena.grant(Purpose::Read, 100_000).unwrap();
     assert_eq!((again.lease().id(), again.lease().as_ptr() as usize), (id, address));
     assert_eq!(again.lease().renewal(), 1);
-    assert!(!again.lease().is_hot(), "a new tenant begins cold");
+    assert!(!again.lease().is_lendable(), "a new tenant begins cold");
 }
 
 #[test]
@@ -190,20 +191,34 @@ fn a_page_that_is_mostly_out_of_use_goes_before_hot_ones() {
         kept[0].take()
     };
     drop(gone);
-    assert_eq!(arena.renewals(), 0, "its neighbour is still kept");
+    assert!(!arena.renew_spent(), "its neighbour is still kept");
     fill_ram(arena, &keeper, 1 << 20, 2 << 20);
     assert!(keeper.0.lock().unwrap()[1].is_none(), "the neighbour went first");
-    assert_eq!(arena.renewals(), 1);
     assert_eq!(arena.status().pages_evicted, 1);
+    assert_eq!(arena.renewals(), 0, "it waits for whoever keeps the memory");
+    assert!(arena.renew_spent());
+    assert_eq!(arena.renewals(), 1);
 }
 
 #[test]
-fn one_waits_for_renewals_until_there_are_enough() {
+fn one_waits_for_pages_to_renew() {
     let arena = small();
-    let waiter = std::thread::spawn(|| arena.wait_renewed(0, 2));
-    for _ in 0..2 {
-        lent(arena, 2 << 20).lend().unwrap();
-    }
+    let waiter = std::thread::spawn(|| {
+        arena.wait_spent(Duration::from_hours(1));
+        assert!(arena.renew_spent());
+    });
+    lent(arena, 2 << 20).lend().unwrap();
     waiter.join().unwrap();
-    assert_eq!(arena.renewals(), 2);
+    assert_eq!(arena.renewals(), 1);
+    arena.wait_spent(Duration::ZERO);
+}
+
+#[test]
+fn nothing_is_lent_while_slow_readers_hold_too_much() {
+    let arena = small();
+    let lease = lent(arena, 1 << 20);
+    arena.set_lending(false);
+    assert!(!lease.is_lendable());
+    arena.set_lending(true);
+    assert!(lease.is_lendable());
 }

@@ -101,7 +101,8 @@ impl Limits {
 
         // Descriptors: what the house needs itself, origins, then clients.
         let drives = config.drives.len() as u64;
-        let own = 64 + workers as u64 * (16 + config.listen.len() as u64) + 8 * drives;
+        let chunks = arena_bytes.div_ceil(arena::CHUNK_BYTES_MAX as u64);
+        let own = 64 + chunks + workers as u64 * (16 + config.listen.len() as u64) + 8 * drives;
         let origin_connections_max = config
             .origin_connections
             .unwrap_or_else(|| fills_max.saturating_add(8 * workers as u32).clamp(32, 512));

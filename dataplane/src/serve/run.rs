@@ -1,6 +1,7 @@
 //! From a configuration to a serving node, and to its orderly end.
 #![forbid(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::future::pending;
 use std::io;
 use std::net::SocketAddr;
@@ -24,7 +25,7 @@ use crate::admin::{AdminDoor, NodeDoor};
 use crate::arena::{Arena, ArenaOptions, PAGE_BYTES};
 use crate::auth::Keys;
 use crate::config::{self, Config, EngineChoice, Limits};
-use crate::engine::portable::Portable;
+use crate::engine::portable::{Portable, READS_MAX};
 use crate::engine::{Engine, probe, uring};
 use crate::metrics::{EngineKind, Gauge, Metrics};
 use crate::node::{Accelerator, Drives, Node};
@@ -39,10 +40,16 @@ const BIND_PATIENCE: Duration = Duration::from_secs(5);
 const BIND_PAUSE: Duration = Duration::from_millis(50);
 /// Between two looks at who is still being served.
 const DRAIN_PAUSE: Duration = Duration::from_millis(10);
+/// Longest pause of the thread that keeps the memory.
+const MEMORY_PACE: Duration = Duration::from_secs(1);
+/// How long a reader may hold a page that was renewed, as far as it is counted, and how many pages, one in so many, may
+/// be renewed in that time before nothing more is lent.
+const LENT_FOR: Duration = Duration::from_mins(1);
+const LENT_SHARE: u64 = 4;
 /// What is registered is looked at when one page in so many has been renewed since.
 const REGISTER_SHARE: u64 = 32;
-/// Threads that read from drives where there is no io_uring, for each worker.
-const READERS: usize = 8;
+/// Threads of each worker that look up names.
+const LOOK_UPS: usize = 2;
 
 /// Serves until a signal or an order to drain, then finishes what was begun.
 ///
@@ -309,13 +316,14 @@ fn start_workers(
             peers: peers.clone(),
             index,
             core: *core,
+            blocking_threads: LOOK_UPS + READS_MAX * config.drives.len(),
         };
         let report = report.clone();
         let handle = thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
             core_affinity::set_for_current(core_affinity::CoreId { id: setup.core });
             let runtime = Builder::new_current_thread()
                 .enable_all()
-                .max_blocking_threads(READERS)
+                .max_blocking_threads(setup.blocking_threads)
                 .build_local(LocalOptions::default());
             let served = runtime
                 .map_err(anyhow::Error::from)
@@ -343,6 +351,7 @@ struct Setup {
     peers: Box<[Peer]>,
     index: usize,
     core: usize,
+    blocking_threads: usize,
 }
 
 impl Setup {
@@ -423,14 +432,40 @@ fn keep_memory(arena: &'static Arena, registry: Option<uring::Registry>, peers: 
             }
         }
         // The registry is what the workers' registrations are cloned from: it stays as long as this thread.
-        let step = (arena.status().bytes / PAGE_BYTES as u64 / REGISTER_SHARE).max(1);
+        let pages = arena.status().bytes / PAGE_BYTES as u64;
+        let mut registered = arena.renewals();
+        let mut history = VecDeque::from([(now(), registered)]);
         loop {
-            arena.wait_renewed(arena.renewals(), step);
-            register_anew(arena, registry.as_mut(), &peers);
+            arena.wait_spent(MEMORY_PACE);
+            while arena.renew_spent() {}
+            let renewals = arena.renewals();
+            if (renewals - registered) * REGISTER_SHARE >= pages.max(REGISTER_SHARE) {
+                registered = renewals;
+                register_anew(arena, registry.as_mut(), &peers);
+            }
+            watch_lending(arena, &mut history, pages, now());
         }
     };
     if let Err(error) = thread::Builder::new().name("memory".into()).spawn(keep) {
         tracing::warn!(%error, "serving with the first chunk of memory only");
+    }
+}
+
+/// Pages that slow readers may still hold come on top of the arena, and nobody tells when they let go: while too many
+/// have been renewed lately, nothing more is lent.
+fn watch_lending(arena: &Arena, history: &mut VecDeque<(Instant, u64)>, pages: u64, now: Instant) {
+    let renewals = arena.renewals();
+    if history.back().is_none_or(|(then, _)| now.duration_since(*then) >= MEMORY_PACE) {
+        history.push_back((now, renewals));
+    }
+    while history.len() > 1 && now.duration_since(history[0].0) > LENT_FOR {
+        history.pop_front();
+    }
+    let lately = renewals - history.front().map_or(renewals, |(_, before)| *before);
+    let is_lending = lately * LENT_SHARE <= pages;
+    if is_lending != arena.is_lending() {
+        tracing::info!(lately, pages, is_lending, "pages of memory that slow readers may still hold");
+        arena.set_lending(is_lending);
     }
 }
 

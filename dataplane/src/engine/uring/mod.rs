@@ -136,19 +136,29 @@ impl Ring {
             uring.submitter().register_buffers_sparse(arena.chunks_max() as u32)?;
             fixed.resize(arena.chunks_max(), None);
         }
+        let mut result = Ok(());
         for (index, ((base, bytes), renewal)) in arena.chunks().zip(&registered.renewals).enumerate() {
-            if fixed[index] == Some(*renewal) {
+            if fixed[index] == *renewal {
                 continue;
             }
             let place = index as u32;
             let replace = CloneBuffersFlags::DST_REPLACE;
             let registry = registered.registry;
-            if uring.submitter().register_buffers_clone_offset(registry, place, place, 1, replace).is_err() {
-                register_chunk(&uring, place, base, bytes)?;
-            }
-            fixed[index] = Some(*renewal);
+            let registering = if renewal.is_none() {
+                forget_chunk(&uring, place)
+            } else if uring
+                .submitter()
+                .register_buffers_clone_offset(registry, place, place, 1, replace)
+                .is_ok()
+            {
+                Ok(())
+            } else {
+                register_chunk(&uring, place, base, bytes)
+            };
+            fixed[index] = if registering.is_ok() { *renewal } else { None };
+            result = result.and(registering);
         }
-        Ok(())
+        result
     }
 
     /// What it has counted.
@@ -482,22 +492,15 @@ impl std::fmt::Debug for Ring {
 #[derive(Clone, Debug)]
 pub struct Registered {
     registry: RawFd,
-    /// For each chunk from the first on, the arena's count of renewals before it was registered.
-    renewals: Vec<u64>,
-}
-
-impl Registered {
-    /// How many chunks.
-    pub fn chunks(&self) -> usize {
-        self.renewals.len()
-    }
+    /// For each chunk from the first on, the arena's count of renewals before it was registered; `None` if it is not.
+    renewals: Vec<Option<u64>>,
 }
 
 /// A ring that submits nothing: it holds the registration of the arena that the workers' rings clone. It must
 /// not be a single-issuer ring, whose buffers no other thread may clone.
 pub struct Registry {
     uring: IoUring,
-    renewals: Vec<u64>,
+    renewals: Vec<Option<u64>>,
 }
 
 impl Registry {
@@ -514,27 +517,35 @@ impl Registry {
     }
 
     /// Registers the chunks that have joined since, and those anew of which more than a sixteenth are other pages
-    /// by now: until then the kernel keeps the old pages as well.
+    /// by now: until then the kernel keeps the old pages as well. A chunk that cannot be registered is given up: the
+    /// rings read into it as into any memory.
     ///
     /// # Errors
-    /// As [`Registry::build`].
+    /// As [`Registry::build`]; the other chunks are registered.
     pub fn refresh(&mut self, arena: &Arena) -> io::Result<()> {
+        let mut result = Ok(());
         for (index, (base, bytes)) in arena.chunks().enumerate() {
-            if let Some(registered) = self.renewals.get(index) {
-                let (renewed, pages) = arena.renewed_since(index, *registered);
-                if renewed * STALE_SHARE <= pages {
-                    continue;
+            match self.renewals.get(index) {
+                Some(None) => continue,
+                Some(Some(registered)) => {
+                    let (renewed, pages) = arena.renewed_since(index, *registered);
+                    if renewed * STALE_SHARE <= pages {
+                        continue;
+                    }
                 }
+                None => self.renewals.push(None),
             }
             // Read before: what is renewed meanwhile counts as not registered.
             let renewals = arena.renewals();
-            register_chunk(&self.uring, index as u32, base, bytes)?;
-            match self.renewals.get_mut(index) {
-                Some(known) => *known = renewals,
-                None => self.renewals.push(renewals),
+            let registering = register_chunk(&self.uring, index as u32, base, bytes);
+            self.renewals[index] = registering.is_ok().then_some(renewals);
+            if registering.is_err() {
+                // What it was before would keep pages that nobody uses any more.
+                let _ = forget_chunk(&self.uring, index as u32);
             }
+            result = result.and(registering);
         }
-        Ok(())
+        result
     }
 
     /// What it has registered, for [`Ring::register`]. Good for as long as the registry lives.
@@ -553,6 +564,13 @@ fn register_chunk(uring: &IoUring, index: u32, base: NonNull<u8>, bytes: usize) 
     let vector = libc::iovec { iov_base: base.as_ptr().cast(), iov_len: bytes };
     // SAFETY: chunks of the arena are never unmapped, so the registered range outlives every ring.
     unsafe { uring.submitter().register_buffers_update(index, &[vector], None) }
+}
+
+/// Empties a place in the table of registered buffers.
+fn forget_chunk(uring: &IoUring, index: u32) -> io::Result<()> {
+    let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+    // SAFETY: an empty vector names no memory.
+    unsafe { uring.submitter().register_buffers_update(index, &[nothing], None) }
 }
 
 /// A ring as a worker wants it; used by the probe as well.
