@@ -67,6 +67,11 @@ pub struct Accelerator {
 }
 
 impl Accelerator {
+    /// In how many extents of its grid a configured extent is kept: 1, or 2 for 4 MiB.
+    pub fn pieces(&self) -> u32 {
+        (self.extent_bytes / self.grid.extent_bytes()).max(1)
+    }
+
     /// The grid for a configured extent of 64 KiB to 4 MiB, a power of two.
     ///
     /// # Panics

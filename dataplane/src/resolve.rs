@@ -307,7 +307,8 @@ fn keep(
         return pass_by(worker, resolve, asked);
     }
     let table = &worker.node.table;
-    let grid = worker.node.accelerators[usize::from(resolve.key.accelerator)].grid;
+    let accelerator = &worker.node.accelerators[usize::from(resolve.key.accelerator)];
+    let (grid, pieces) = (accelerator.grid, accelerator.pieces());
     let entry = table.entry(resolve.key.clone(), facts, grid, asked);
     let claimed = bytes.and_then(|(range, body, right)| {
         // The first extent that the body has from its beginning, or, where the origin ignored the range and
@@ -317,8 +318,15 @@ fn keep(
             _ => range.start(),
         };
         let wanted = grid.extent_of(wanted.max(range.start()));
-        let covered = grid.extent_range(wanted, entry.facts.size)?.start() >= range.start();
-        let first = if covered { wanted } else { wanted + 1 };
+        let covered = |extent| {
+            grid.extent_range(extent, entry.facts.size).is_some_and(|piece| piece.start() >= range.start())
+        };
+        let whole = wanted / pieces * pieces;
+        let first = match (covered(whole), covered(wanted)) {
+            (true, _) => whole,
+            (false, true) => wanted,
+            (false, false) => wanted + 1,
+        };
         let end = if range.end() == entry.facts.size {
             range.end()
         } else {
