@@ -92,6 +92,8 @@ impl<'de> Deserialize<'de> for Freshness {
     }
 }
 
+crate::travels_as_text!(Freshness, "ttl:1m");
+
 /// One rule: what holds for the keys that `pattern` matches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -188,6 +190,20 @@ impl fmt::Display for Preset {
         f.pad(self.word())
     }
 }
+
+impl Serialize for Preset {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.word())
+    }
+}
+
+impl<'de> Deserialize<'de> for Preset {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+crate::travels_as_text!(Preset, "lakehouse");
 
 /// What Delta, Iceberg, Hudi, Hive and the Hadoop committers rewrite or watch for. These stand before the data
 /// files, because a Delta checkpoint under `_delta_log` is a Parquet file as well.

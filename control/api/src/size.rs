@@ -162,6 +162,8 @@ fn lone_letter(unit: &str) -> Option<char> {
     (letters.next().is_none() && "KMGT".contains(letter)).then_some(letter)
 }
 
+crate::travels_as_text!(ByteSize, "64KiB");
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

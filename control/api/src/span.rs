@@ -94,6 +94,8 @@ const FORMS: &str = "500ms, 60s, 5m, 1h or 7d";
 /// Longest first: the order in which `Display` tries them.
 const UNITS: &[(&str, u64)] = &[("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
+crate::travels_as_text!(Span, "30s");
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

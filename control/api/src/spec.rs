@@ -7,6 +7,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
 use crate::rule::{Freshness, FreshnessError, Preset, PresetError, Rule};
 use crate::size::{ByteSize, SizeError};
 use crate::word::suggestion;
@@ -47,6 +49,20 @@ impl FromStr for AcceleratorName {
             .map(|()| Self(text.into()))
     }
 }
+
+impl Serialize for AcceleratorName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for AcceleratorName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+crate::travels_as_text!(AcceleratorName, "data");
 
 /// How an HTTP origin is spoken to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -147,6 +163,20 @@ impl FromStr for OriginSpec {
         }
     }
 }
+
+impl Serialize for OriginSpec {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for OriginSpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+crate::travels_as_text!(OriginSpec, "s3://bucket");
 
 /// One accelerator as the operator says it. `Display` gives the text form back, without the rules, which only a
 /// file can hold.
