@@ -1,6 +1,6 @@
-//! One request to one node's admin door, over TCP or its Unix socket.
+//! One request to the control plane, or to one node's admin door, over TCP or its Unix socket.
 //!
-//! A connection is made for each request: an operator's command asks once. Whatever the node answers is taken with a
+//! A connection is made for each request: an operator's command asks once. Whatever is answered is taken with a
 //! deadline and a bound, because a wrong address may lead to anything.
 
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
-use forebay_control_api::ErrorBody;
+use forebay_control_api::{ErrorBody, Problem};
 use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
@@ -38,6 +38,30 @@ impl FromStr for NodeAddress {
                 "`{text}`: the admin door of this version does not speak TLS; use http:// or unix:"
             ));
         }
+        Self::tcp(text, ADMIN_PORT, forms)
+    }
+}
+
+/// Where the control plane is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ControlAddress(pub(crate) NodeAddress);
+
+impl FromStr for ControlAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.starts_with("https://") {
+            return Err(format!(
+                "`{text}`: the control plane of this version does not speak TLS; use http://"
+            ));
+        }
+        let forms = || format!("`{text}` is not a control plane: write http://HOST:PORT");
+        NodeAddress::tcp(text, CONTROL_PORT, forms).map(Self)
+    }
+}
+
+impl NodeAddress {
+    fn tcp(text: &str, port: u16, forms: impl Fn() -> String) -> Result<Self, String> {
         let uri: http::Uri = text.parse().map_err(|_| forms())?;
         let (Some("http"), Some(authority), "" | "/", None) =
             (uri.scheme_str(), uri.authority(), uri.path(), uri.query())
@@ -47,7 +71,7 @@ impl FromStr for NodeAddress {
         if authority.as_str().contains('@') {
             return Err(format!("`{text}`: a token is given with --token-file, not in the URL"));
         }
-        let port = authority.port_u16().unwrap_or(ADMIN_PORT);
+        let port = authority.port_u16().unwrap_or(port);
         Ok(Self::Tcp(format!("{}:{port}", authority.host())))
     }
 }
@@ -62,6 +86,7 @@ impl std::fmt::Display for NodeAddress {
 }
 
 const ADMIN_PORT: u16 = 7071;
+const CONTROL_PORT: u16 = 7080;
 const DEADLINE: Duration = Duration::from_secs(30);
 const REPLY_BYTES_MAX: usize = 16 << 20;
 
@@ -102,9 +127,12 @@ pub(crate) async fn ask(
     if status.is_success() {
         return Ok(body);
     }
+    if let Ok(problem) = serde_json::from_slice::<Problem>(&body) {
+        bail!("{node} answered {}: {problem}", status.as_u16());
+    }
     match serde_json::from_slice::<ErrorBody>(&body) {
         Ok(refusal) => bail!("{node} answered {}: {}", status.as_u16(), refusal.message),
-        Err(_) => bail!("{node} answered {status}, and not as a Forebay node does; is it the admin address?"),
+        Err(_) => bail!("{node} answered {status}, and not as a Forebay node does; is it the right address?"),
     }
 }
 
@@ -136,6 +164,19 @@ async fn converse(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_control_plane_is_an_address() {
+        let tcp = |text: &str| Ok(ControlAddress(NodeAddress::Tcp(text.to_owned())));
+        assert_eq!("http://10.0.0.1".parse(), tcp("10.0.0.1:7080"));
+        assert_eq!("http://10.0.0.1:80/".parse(), tcp("10.0.0.1:80"));
+        for (text, words) in
+            [("https://h", "TLS"), ("unix:/a", "http://HOST:PORT"), ("http://t@h", "--token-file")]
+        {
+            let error = text.parse::<ControlAddress>().expect_err(text);
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
 
     #[test]
     fn a_node_is_an_address_or_a_socket() {

@@ -3,7 +3,7 @@
 //! Each command is one request of the admin door; its reply is shown in words, or with `--json` as it came.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
@@ -92,18 +92,7 @@ pub(crate) async fn run(command: Command) -> Result<String> {
 
 impl Door {
     async fn ask(&self, method: Method, path: &str, body: Option<String>) -> Result<Bytes> {
-        let token = match &self.token_file {
-            Some(file) => {
-                let text = std::fs::read_to_string(file)
-                    .with_context(|| format!("--token-file: reading {}", file.display()))?;
-                let token = text.trim_end_matches(['\n', '\r']).to_owned();
-                if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-                    bail!("--token-file: {} must hold one line of visible characters", file.display());
-                }
-                Some(token)
-            }
-            None => None,
-        };
+        let token = self.token_file.as_deref().map(read_token).transpose()?;
         ask(&self.node, token.as_deref(), method, path, body).await
     }
 
@@ -119,6 +108,17 @@ impl Door {
         }
         Ok(words(&serde_json::from_value(value).with_context(strange)?))
     }
+}
+
+/// The one line of a token file.
+pub(crate) fn read_token(file: &Path) -> Result<String> {
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("--token-file: reading {}", file.display()))?;
+    let token = text.trim_end_matches(['\n', '\r']).to_owned();
+    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        bail!("--token-file: {} must hold one line of visible characters", file.display());
+    }
+    Ok(token)
 }
 
 fn status_in_words(status: &NodeStatus) -> String {
@@ -184,7 +184,7 @@ fn explanation_in_words(explanation: &Value) -> String {
 }
 
 /// For a query: everything but unreserved characters as `%XX`.
-fn encoded(text: &str) -> String {
+pub(crate) fn encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
