@@ -292,8 +292,8 @@ mod tests {
         /// Runs a command line against the door.
         fn run(&self, arguments: &[&str]) -> Result<String, String> {
             let line = [&["forebay-control", "node"], arguments, &["--node", &self.node]].concat();
-            let crate::Cli { command: crate::Command::Node(command) } =
-                crate::Cli::try_parse_from(line).map_err(|error| error.to_string())?;
+            let cli = crate::Cli::try_parse_from(line).map_err(|error| error.to_string())?;
+            let crate::Command::Node(command) = cli.command else { unreachable!("the line says node") };
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(run(command)).map_err(|error| format!("{error:#}"))
@@ -375,7 +375,7 @@ mod tests {
         let elsewhere = Opened { node: format!("http://{address}"), thread: None };
         let error = elsewhere.run(&["status"]).expect_err("not a node");
         answering.join().expect("joined");
-        assert!(error.contains("is it the admin address?"), "{error}");
+        assert!(error.contains("is it the right address?"), "{error}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! stop. On its first start there is no token that could issue tokens, so it makes one and writes it beside the store,
 //! readable by its owner alone.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -98,7 +99,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     let watching = tokio::spawn(watch_nodes(Arc::clone(&service), patience));
     let router = http::router(http::House::new(Arc::clone(&service), closing.clone()));
     let serving = tokio::spawn(http::serve(listener, router, closing));
-    say(address, fresh.then_some(&admin_file), &options.store.0)?;
+    say(address, fresh.then_some(&admin_file), &options.store.0);
 
     tokio::select! {
         _ = terminate.recv() => {}
@@ -208,15 +209,16 @@ fn words(error: ApiError) -> anyhow::Error {
     error.into_words()
 }
 
-/// What a person needs next.
-fn say(address: SocketAddr, fresh: Option<&PathBuf>, store: &Path) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "control plane  http://{address}")?;
-    writeln!(out, "store          {}", store.display())?;
+/// What a person needs next. Nobody has to listen: a closed pipe stops no control plane.
+fn say(address: SocketAddr, fresh: Option<&PathBuf>, store: &Path) {
+    let mut text = format!("control plane  http://{address}\nstore          {}\n", store.display());
     if let Some(file) = fresh {
-        writeln!(out, "admin token    in {} (new, readable by its owner alone)", file.display())?;
+        let _ = writeln!(text, "admin token    in {} (new, readable by its owner alone)", file.display());
     }
-    out.flush()
+    let mut out = io::stdout().lock();
+    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        tracing::warn!(%error, "standard output");
+    }
 }
 
 #[cfg(test)]

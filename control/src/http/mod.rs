@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::{Json, Router};
@@ -178,7 +178,7 @@ async fn log(request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let response = next.run(request).await;
     let (status, ms) = (response.status().as_u16(), begun.elapsed().as_millis());
-    if method == axum::http::Method::GET || path.ends_with("/heartbeat") {
+    if method == Method::GET || path.ends_with("/heartbeat") {
         tracing::debug!(%method, path, status, ms, "request done");
     } else {
         tracing::info!(%method, path, status, ms, "request done");

@@ -35,7 +35,8 @@ fn rows_are_there_after_a_reopen_and_in_order() {
         assert!(store.change(|change| change.delete::<Accelerator>("data-b")).expect("deleted"));
         assert!(!store.change(|change| change.delete::<Accelerator>("data-b")).expect("again"));
     }
-    let view = Store::open(&path).expect("again").view().expect("view");
+    let opened = Store::open(&path).expect("again");
+    let view = opened.view().expect("view");
     let names: Vec<_> = view.all::<Accelerator>().expect("rows").into_iter().map(|row| row.key()).collect();
     assert_eq!(names, ["data-a", "data-c"]);
     let purges: Vec<_> = view.all::<Purge>().expect("rows").into_iter().map(|row| row.sequence).collect();
@@ -77,7 +78,8 @@ fn a_copy_taken_while_the_store_is_open_holds_every_commit() {
         if round % 8 == 0 {
             let copy = room.path().join(format!("copy-{round}"));
             std::fs::copy(&path, &copy).expect("copied");
-            let view = Store::open(&copy).expect("repaired").view().expect("view");
+            let opened = Store::open(&copy).expect("repaired");
+            let view = opened.view().expect("view");
             assert_eq!(view.revision().expect("number"), round);
             assert_eq!(view.all::<Purge>().expect("rows").len() as u64, round);
         }
@@ -123,7 +125,8 @@ fn a_torn_copy_is_an_older_whole_state_or_is_refused() {
         }
         let copy = room.path().join(format!("torn-{landed}"));
         std::fs::write(&copy, &torn).expect("written");
-        let view = Store::open(&copy).expect("the commit before").view().expect("view");
+        let opened = Store::open(&copy).expect("the commit before");
+        let view = opened.view().expect("view");
         assert_eq!(view.revision().expect("number"), 5, "{landed} of {} pages landed", pages.len());
         assert_eq!(view.all::<Purge>().expect("rows").len(), 5);
     }

@@ -16,14 +16,14 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 /// How long a test waits for something that must happen. Never the measure of anything.
-pub const PATIENCE: Duration = Duration::from_mins(1);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The program.
-pub const PROGRAM: &str = env!("CARGO_BIN_EXE_forebay-control");
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_forebay-control");
 
 /// Asks again and again until there is an answer.
 #[track_caller]
-pub fn until<T>(what: &str, mut question: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut question: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(answer) = question() {
@@ -35,17 +35,17 @@ pub fn until<T>(what: &str, mut question: impl FnMut() -> Option<T>) -> T {
 }
 
 /// A running control plane.
-pub struct Control {
+pub(crate) struct Control {
     child: Child,
-    pub url: String,
-    pub admin_file: PathBuf,
-    pub admin: String,
+    pub(crate) url: String,
+    pub(crate) admin_file: PathBuf,
+    pub(crate) admin: String,
     log: PathBuf,
 }
 
 impl Control {
     /// Starts one over `room/store`; more arguments behind.
-    pub fn start(room: &Path, more: &[&str]) -> Self {
+    pub(crate) fn start(room: &Path, more: &[&str]) -> Self {
         let log = room.join("control.log");
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log");
         let mut child = Command::new(PROGRAM)
@@ -69,13 +69,19 @@ impl Control {
     }
 
     /// One request as the bearer of `token`.
-    pub fn ask(&self, method: &str, path: &str, token: Option<&str>, body: Option<&Value>) -> (u16, Value) {
+    pub(crate) fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        token: Option<&str>,
+        body: Option<&Value>,
+    ) -> (u16, Value) {
         ask(&self.url, method, path, token, body.map(Value::to_string))
     }
 
     /// As the administrator; panics unless it succeeds.
     #[track_caller]
-    pub fn get(&self, path: &str) -> Value {
+    pub(crate) fn get(&self, path: &str) -> Value {
         let (status, body) = self.ask("GET", path, Some(&self.admin), None);
         assert_eq!(status, 200, "GET {path}: {body}");
         body
@@ -83,20 +89,20 @@ impl Control {
 
     /// As the administrator; panics unless it succeeds.
     #[track_caller]
-    pub fn send(&self, method: &str, path: &str, body: &Value) -> Value {
+    pub(crate) fn send(&self, method: &str, path: &str, body: &Value) -> Value {
         let (status, answer) = self.ask(method, path, Some(&self.admin), Some(body));
         assert!((200..300).contains(&status), "{method} {path}: {status} {answer}");
         answer
     }
 
     /// A new token of a role.
-    pub fn token(&self, role: &str) -> String {
+    pub(crate) fn token(&self, role: &str) -> String {
         let issued = self.send("POST", "/v1/tokens", &serde_json::json!({"role": role}));
         issued["token"].as_str().expect("a token").to_owned()
     }
 
     /// An operator's command as the administrator.
-    pub fn command(&self, arguments: &[&str]) -> Output {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Output {
         Command::new(PROGRAM)
             .args(arguments)
             .env("FOREBAY_CONTROL_URL", &self.url)
@@ -107,7 +113,7 @@ impl Control {
 
     /// The same; panics unless it succeeds. What it printed.
     #[track_caller]
-    pub fn say(&self, arguments: &[&str]) -> String {
+    pub(crate) fn say(&self, arguments: &[&str]) -> String {
         let output = self.command(arguments);
         let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{arguments:?}: {out}{error}");
@@ -115,14 +121,14 @@ impl Control {
     }
 
     /// Tells it to stop, as an init system does, and waits for it.
-    pub fn terminate(&mut self) -> ExitStatus {
+    pub(crate) fn terminate(&mut self) -> ExitStatus {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().expect("kill").success());
         until("the control plane to stop", || self.child.try_wait().expect("a child"))
     }
 
     /// Ends it at once.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().expect("killed");
         self.child.wait().expect("ended");
     }
@@ -141,13 +147,19 @@ impl Drop for Control {
 }
 
 /// One request; the body as JSON, or as text where it is none.
-pub fn ask(url: &str, method: &str, path: &str, token: Option<&str>, body: Option<String>) -> (u16, Value) {
+pub(crate) fn ask(
+    url: &str,
+    method: &str,
+    path: &str,
+    token: Option<&str>,
+    body: Option<String>,
+) -> (u16, Value) {
     let (status, _, body) = ask_with(url, method, path, token, &[], body);
     (status, body)
 }
 
 /// The same with more headers, and those of the answer.
-pub fn ask_with(
+pub(crate) fn ask_with(
     url: &str,
     method: &str,
     path: &str,
