@@ -4,13 +4,14 @@
 //! names a policy instead of carrying rules, so that one policy serves many. [`Accelerator::spec`] puts the two
 //! together again, and with it every check of the command line holds here as well.
 
+use std::error::Error as _;
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::name::PolicyName;
-use crate::rule::{Freshness, Preset, Rule};
+use crate::rule::{Freshness, FreshnessError, Preset, Rule};
 use crate::size::ByteSize;
 use crate::spec::{
     AcceleratorName, AcceleratorSpec, EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, OriginSpec, SpecError,
@@ -215,7 +216,13 @@ impl FromStr for PolicyRule {
             };
             let wrong = |why: &dyn fmt::Display| format!("{key}: {why}");
             match key.trim() {
-                "freshness" => rule.freshness = Some(value.parse().map_err(|why| wrong(&why))?),
+                "freshness" => {
+                    rule.freshness =
+                        Some(value.parse().map_err(|why: FreshnessError| match why.source() {
+                            Some(source) => format!("{key}: {why}: {source}"),
+                            None => wrong(&why),
+                        })?);
+                }
                 "extent" => rule.extent = Some(value.parse().map_err(|why| wrong(&why))?),
                 "admission" => rule.admission = Some(value.parse().map_err(|why| wrong(&why))?),
                 other => {
@@ -304,6 +311,7 @@ mod tests {
             ("a*,extent=1MiB", "rule `**`"),
             ("**,extent=3MiB", "power of two"),
             ("**,frshness=strict", "`freshness`?"),
+            ("**,freshness=ttl:60", "whole number with a unit"),
             ("**,admission=maybe", "always, never"),
             ("a,b,freshness=strict", "into a file"),
         ] {

@@ -88,7 +88,10 @@ impl Serialize for Freshness {
 impl<'de> Deserialize<'de> for Freshness {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
+        text.parse().map_err(|error: FreshnessError| match error {
+            FreshnessError::Ttl { ref source, .. } => de::Error::custom(format!("{error}: {source}")),
+            other => de::Error::custom(other),
+        })
     }
 }
 

@@ -15,8 +15,8 @@ use bytes::Bytes;
 use clap::{Args, Subcommand};
 use forebay_control_api::{
     Accelerator, AcceleratorName, AcceleratorSpec, AccessKeyBody, AccessKeyId, AccessKeyInfo, Node, NodeId,
-    Placement, Policy, PolicyName, PolicyRule, Prewarm, PrewarmBody, PurgeBody, PurgeStatus, Role, TokenBody,
-    TokenInfo, TokenIssued, group_of,
+    Placement, Policy, PolicyName, PolicyRule, Prewarm, PrewarmBody, PurgeBody, PurgeStatus, Role, SpecError,
+    TokenBody, TokenInfo, TokenIssued, group_of,
 };
 use http::Method;
 use serde::Serialize;
@@ -76,7 +76,7 @@ pub(crate) enum AcceleratorCommand {
     /// Add or replace one, written as on a node's command line
     Add {
         /// NAME=ORIGIN[,endpoint=URL][,region=R][,freshness=F][,preset=P][,extent=SIZE]
-        #[arg(value_name = "NAME=ORIGIN[,key=value...]")]
+        #[arg(value_name = "NAME=ORIGIN[,key=value...]", value_parser = accelerator_spec)]
         accelerator: AcceleratorSpec,
         /// The policy that its keys follow
         #[arg(long, value_name = "NAME")]
@@ -497,6 +497,11 @@ async fn token(command: TokenCommand) -> Result<String> {
         }
         TokenCommand::Revoke { id, door } => door.delete(&format!("/v1/tokens/{}", encoded(&id))).await,
     }
+}
+
+/// With every cause in one line: clap shows the first sentence alone.
+fn accelerator_spec(text: &str) -> Result<AcceleratorSpec, String> {
+    text.parse().map_err(|error| format!("{:#}", anyhow::Error::new::<SpecError>(error)))
 }
 
 fn new_private(path: &Path) -> Result<std::fs::File> {
