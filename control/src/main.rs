@@ -40,7 +40,7 @@ struct Cli {
 enum Command {
     /// Run the control plane
     Serve(serve::Options),
-    /// Print the OpenAPI document of the control plane
+    /// Print the `OpenAPI` document of the control plane
     Openapi,
     #[command(flatten)]
     Operator(operator::Command),

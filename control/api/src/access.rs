@@ -1,6 +1,6 @@
 //! Who may do what: clients' keys and the tokens of the control plane.
 //!
-//! A key's secret has to reach the nodes as it is, because SigV4 cannot be checked with less. It therefore has a type
+//! A key's secret has to reach the nodes as it is, because `SigV4` cannot be checked with less. It therefore has a type
 //! that writes itself out only to JSON, never to a log. Tokens are known to the control plane by their hash alone, so
 //! the text of one appears in a single reply: the one that issues it.
 

@@ -221,7 +221,7 @@ const LOG_BITS: u32 = 40;
 /// its logarithm.
 fn negative_log2(hash: u64) -> u64 {
     let Some(hash) = hash.checked_add(1) else { return 0 };
-    let whole = 63 - hash.leading_zeros();
+    let whole = hash.ilog2();
     // The number in [1, 2), with 63 bits behind the point.
     let mut mantissa = hash << hash.leading_zeros();
     let mut log = u64::from(whole) << LOG_BITS;

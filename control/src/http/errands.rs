@@ -9,6 +9,7 @@ use super::House;
 use super::caller::{May, ToChange, ToRead};
 use super::read::{Named, Written};
 use crate::error::ApiError;
+use crate::service::Service;
 
 /// Every prewarm that is remembered, newest first
 #[utoipa::path(get, path = "/v1/prewarms", tag = "errands", responses(
@@ -19,7 +20,7 @@ pub(super) async fn list_prewarms(
     _: May<ToRead>,
     State(house): State<House>,
 ) -> Result<Json<Vec<Prewarm>>, ApiError> {
-    house.verb(|service| service.prewarms()).await.map(Json)
+    house.verb(Service::prewarms).await.map(Json)
 }
 
 /// Have a prefix read ahead of its readers; one node does it
@@ -72,7 +73,7 @@ pub(super) async fn list_purges(
     _: May<ToRead>,
     State(house): State<House>,
 ) -> Result<Json<Vec<PurgeStatus>>, ApiError> {
-    house.verb(|service| service.purges()).await.map(Json)
+    house.verb(Service::purges).await.map(Json)
 }
 
 /// Have every node forget a key or a prefix

@@ -11,6 +11,7 @@ use super::House;
 use super::caller::{May, ToChange, ToRead};
 use super::read::{Named, Written};
 use crate::error::ApiError;
+use crate::service::Service;
 
 type Answer<T> = Result<Json<T>, ApiError>;
 type Done = Result<StatusCode, ApiError>;
@@ -24,7 +25,7 @@ pub(super) async fn list_accelerators(
     _: May<ToRead>,
     State(house): State<House>,
 ) -> Answer<Vec<Accelerator>> {
-    house.verb(|service| service.accelerators()).await.map(Json)
+    house.verb(Service::accelerators).await.map(Json)
 }
 
 /// One accelerator
@@ -76,7 +77,7 @@ pub(super) async fn delete_accelerator(
     (status = "default", body = Problem),
 ))]
 pub(super) async fn list_policies(_: May<ToRead>, State(house): State<House>) -> Answer<Vec<Policy>> {
-    house.verb(|service| service.policies()).await.map(Json)
+    house.verb(Service::policies).await.map(Json)
 }
 
 /// One policy
@@ -128,7 +129,7 @@ pub(super) async fn delete_policy(
     (status = "default", body = Problem),
 ))]
 pub(super) async fn list_keys(_: May<ToRead>, State(house): State<House>) -> Answer<Vec<AccessKeyInfo>> {
-    house.verb(|service| service.keys()).await.map(Json)
+    house.verb(Service::keys).await.map(Json)
 }
 
 /// Add or replace a key

@@ -13,6 +13,7 @@ use super::House;
 use super::caller::{May, ToAdminister, ToBeNode, ToChange, ToRead, ToReadPlacement};
 use super::read::{Named, Sent, Wait, Written};
 use crate::error::ApiError;
+use crate::service::Service;
 
 /// Every node, by id
 #[utoipa::path(get, path = "/v1/nodes", tag = "nodes", responses(
@@ -23,7 +24,7 @@ pub(super) async fn list_nodes(
     _: May<ToRead>,
     State(house): State<House>,
 ) -> Result<Json<Vec<Node>>, ApiError> {
-    house.verb(|service| service.nodes()).await.map(Json)
+    house.verb(Service::nodes).await.map(Json)
 }
 
 /// One node
@@ -123,7 +124,7 @@ pub(super) async fn remove_node(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The placement in force, whole; its ETag is its epoch
+/// The placement in force, whole; its entity tag is its epoch
 #[utoipa::path(get, path = "/v1/placement", tag = "placement", responses(
     (status = OK, body = Placement),
     (status = NOT_MODIFIED, description = "If-None-Match names the placement in force"),
@@ -134,7 +135,7 @@ pub(super) async fn get_placement(
     State(house): State<House>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let placement = house.verb(|service| service.placement()).await?;
+    let placement = house.verb(Service::placement).await?;
     let tag = format!("\"epoch-{}\"", placement.epoch);
     let held = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
     let same = held.flat_map(|value| value.split(',')).any(|held| held.trim() == tag || held.trim() == "*");

@@ -9,6 +9,7 @@ use super::House;
 use super::caller::{May, ToAdminister};
 use super::read::{Named, Written};
 use crate::error::ApiError;
+use crate::service::Service;
 
 /// Every token that was issued, without its text
 #[utoipa::path(get, path = "/v1/tokens", tag = "tokens", responses(
@@ -19,7 +20,7 @@ pub(super) async fn list_tokens(
     _: May<ToAdminister>,
     State(house): State<House>,
 ) -> Result<Json<Vec<TokenInfo>>, ApiError> {
-    house.verb(|service| service.tokens()).await.map(Json)
+    house.verb(Service::tokens).await.map(Json)
 }
 
 /// Issue a token; its text is in this answer and nowhere else

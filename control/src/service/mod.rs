@@ -211,14 +211,12 @@ struct Edit<'a> {
 impl Edit<'_> {
     /// Nodes have to hear of this transaction: the revision that it gets.
     fn news(&self) -> Result<u64, StoreError> {
-        match self.revision.get() {
-            Some(revision) => Ok(revision),
-            None => {
-                let revision = self.change.next_revision()?;
-                self.revision.set(Some(revision));
-                Ok(revision)
-            }
+        if let Some(revision) = self.revision.get() {
+            return Ok(revision);
         }
+        let revision = self.change.next_revision()?;
+        self.revision.set(Some(revision));
+        Ok(revision)
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::*;
 
 const PATIENCE: Patience =
-    Patience { fence_after: Duration::from_secs(30), forget_after: Duration::from_secs(300) };
+    Patience { fence_after: Duration::from_secs(30), forget_after: Duration::from_mins(5) };
 
 struct Bed {
     service: Service,
@@ -31,7 +31,7 @@ impl Bed {
         self.service.tick(self.now).expect("tick");
     }
 
-    fn register(&self, id: &str, more: Value) -> Result<FleetState, ApiError> {
+    fn register(&self, id: &str, more: &Value) -> Result<FleetState, ApiError> {
         let mut body = json!({"instance": format!("{id}-start-1")});
         body.as_object_mut().expect("object").extend(more.as_object().expect("object").clone());
         self.service.register(&id.parse().expect("id"), words::<Registration>(body), self.now)
@@ -96,7 +96,7 @@ fn what_cannot_be_is_refused_with_what_and_what_to_do() {
     let put_accelerator = |value| service.put_accelerator(&words(value)).expect_err("refused");
     let put_policy = |value| service.put_policy(&words(value)).expect_err("refused");
     let purge = |value| service.ask_purge(words(value)).expect_err("refused");
-    let register = |more| bed.register("n", more).expect_err("refused");
+    let register = |more: Value| bed.register("n", &more).expect_err("refused");
     let rule = |rule: Value| put_policy(json!({"name": "p", "rules": [rule]}));
     let long = "k".repeat(1025);
     let table: Vec<(ApiError, u16, &str, &str, &str)> = vec![
@@ -211,7 +211,7 @@ fn what_cannot_be_is_refused_with_what_and_what_to_do() {
 fn a_state_is_whole_and_only_news_make_a_new_one() {
     let (_room, bed) = bed();
     bed.add("data");
-    let first = bed.register("node-a", json!({"weight": 7})).expect("registered");
+    let first = bed.register("node-a", &json!({"weight": 7})).expect("registered");
     assert_eq!(first.accelerators, [accelerator("data")]);
     assert_eq!(first.placement.members[0].weight, 7);
     assert_eq!(bed.beat("node-a", &first), None);
@@ -238,8 +238,8 @@ fn a_state_is_whole_and_only_news_make_a_new_one() {
 #[test]
 fn a_silent_node_keeps_its_groups_until_it_is_forgotten() {
     let (_room, mut bed) = bed();
-    let state = bed.register("node-a", json!({})).expect("registered");
-    bed.register("node-b", json!({})).expect("registered");
+    let state = bed.register("node-a", &json!({})).expect("registered");
+    bed.register("node-b", &json!({})).expect("registered");
     let epoch = bed.service.placement().expect("placement").epoch;
     for _ in 0..4 {
         bed.pass(10);
@@ -269,7 +269,7 @@ fn a_restart_of_the_control_plane_makes_nobody_away_and_no_number_go_back() {
     let (held, epoch, revision) = {
         let mut bed = Bed::open(&path);
         bed.add("data");
-        let held = bed.register("node-a", json!({})).expect("registered");
+        let held = bed.register("node-a", &json!({})).expect("registered");
         bed.pass(29);
         bed.ask_purge("k");
         let status = bed.service.status(bed.now).expect("status");
@@ -283,7 +283,7 @@ fn a_restart_of_the_control_plane_makes_nobody_away_and_no_number_go_back() {
     assert_eq!(bed.contact("node-a"), Contact::Live);
     let next = bed.beat("node-a", &held).expect("news");
     assert_eq!(next.purges.len(), 1);
-    bed.register("node-b", json!({})).expect("registered");
+    bed.register("node-b", &json!({})).expect("registered");
     let status = bed.service.status(bed.now).expect("status");
     assert!(status.epoch > epoch && status.revision > revision);
 }
@@ -292,8 +292,8 @@ fn a_restart_of_the_control_plane_makes_nobody_away_and_no_number_go_back() {
 fn purges_reach_who_was_away_and_spare_who_has_an_empty_cache() {
     let (_room, mut bed) = bed();
     bed.add("data");
-    let a = bed.register("node-a", json!({})).expect("registered");
-    let b = bed.register("node-b", json!({})).expect("registered");
+    let a = bed.register("node-a", &json!({})).expect("registered");
+    let b = bed.register("node-b", &json!({})).expect("registered");
     assert!(a.purges.is_empty() && b.purges.is_empty());
     bed.pass(20);
     let b = bed.beat("node-b", &b).unwrap_or(b);
@@ -308,10 +308,10 @@ fn purges_reach_who_was_away_and_spare_who_has_an_empty_cache() {
     let status = bed.service.purge(second).expect("status");
     assert!(status.complete && status.applied.len() == 1 && status.unreached.len() == 1, "{status:?}");
     // Back with its old cache: it gets both. Back with an empty one: neither.
-    let kept = bed.register("node-a", json!({"purges_applied": a.purges_through})).expect("registered");
+    let kept = bed.register("node-a", &json!({"purges_applied": a.purges_through})).expect("registered");
     assert_eq!(kept.purges.len(), 2);
     assert!(!bed.service.purge(second).expect("status").complete);
-    let empty = bed.register("node-a", json!({})).expect("registered");
+    let empty = bed.register("node-a", &json!({})).expect("registered");
     assert!(empty.purges.is_empty());
     assert_eq!(bed.service.purge(second).expect("status").applied.len(), 2);
 }
@@ -320,7 +320,7 @@ fn purges_reach_who_was_away_and_spare_who_has_an_empty_cache() {
 fn what_is_remembered_of_purges_is_bounded_and_says_so() {
     let (_room, bed) = bed();
     bed.add("data");
-    let state = bed.register("node-a", json!({})).expect("registered");
+    let state = bed.register("node-a", &json!({})).expect("registered");
     assert_eq!(state.purges_after, 0);
     let first = bed.ask_purge("k0");
     // As if ten thousand had followed, without ten thousand commits.
@@ -352,9 +352,9 @@ fn a_prewarm_is_one_nodes_and_moves_on_when_that_falls_silent() {
     };
     let id = ask("a/");
     assert_eq!(bed.service.prewarm(id).expect("job").state, PrewarmState::Waiting);
-    let a = bed.register("node-a", json!({})).expect("registered");
+    let a = bed.register("node-a", &json!({})).expect("registered");
     assert_eq!(a.prewarms.len(), 1, "who comes first gets what waits");
-    let b = bed.register("node-b", json!({})).expect("registered");
+    let b = bed.register("node-b", &json!({})).expect("registered");
     let other = ask("b/");
     assert_eq!(bed.service.prewarm(other).expect("job").node.expect("given").as_str(), "node-b");
 
@@ -391,8 +391,8 @@ fn a_prewarm_is_one_nodes_and_moves_on_when_that_falls_silent() {
 #[test]
 fn the_newest_process_under_an_id_is_the_node() {
     let (_room, bed) = bed();
-    let old = bed.register("node-a", json!({})).expect("registered");
-    bed.register("node-a", json!({"instance": "node-a-start-2"})).expect("registered");
+    let old = bed.register("node-a", &json!({})).expect("registered");
+    bed.register("node-a", &json!({"instance": "node-a-start-2"})).expect("registered");
     let error = bed.try_beat("node-a", &heartbeat("node-a", &old)).expect_err("replaced");
     assert_eq!(error.problem.code, "node_replaced");
     assert!(error.problem.remedy.contains("id of its own"));
@@ -401,7 +401,7 @@ fn the_newest_process_under_an_id_is_the_node() {
 #[test]
 fn an_older_store_is_noticed_and_can_be_gone_on_from() {
     let (_room, bed) = bed();
-    let held = bed.register("node-a", json!({})).expect("registered");
+    let held = bed.register("node-a", &json!({})).expect("registered");
     let ahead = Heartbeat { revision: 700, ..heartbeat("node-a", &held) };
     let error = bed.try_beat("node-a", &ahead).expect_err("older");
     assert!(error.problem.remedy.contains("advance --past 700"), "{error:?}");
@@ -414,13 +414,13 @@ fn an_older_store_is_noticed_and_can_be_gone_on_from() {
 #[test]
 fn a_drained_node_owns_nothing_and_gets_the_same_back() {
     let (_room, bed) = bed();
-    bed.register("node-a", json!({})).expect("registered");
-    bed.register("node-b", json!({})).expect("registered");
+    bed.register("node-a", &json!({})).expect("registered");
+    bed.register("node-b", &json!({})).expect("registered");
     let before = bed.service.placement().expect("placement");
     let id = "node-a".parse().expect("id");
     assert!(bed.service.set_draining(&id, true).expect("drained").draining);
     assert_eq!(bed.members(), ["node-b"]);
-    bed.register("node-a", json!({})).expect("a restart ends no drain");
+    bed.register("node-a", &json!({})).expect("a restart ends no drain");
     assert_eq!(bed.members(), ["node-b"]);
     bed.service.set_draining(&id, false).expect("resumed");
     assert_eq!(bed.service.placement().expect("placement").members, before.members);

@@ -88,7 +88,7 @@ fn a_copy_taken_while_the_store_is_open_holds_every_commit() {
 
 /// A commit that was under way when the power went leaves the one before it: whatever the tail of the file became.
 #[test]
-fn a_torn_copy_is_an_older_whole_state_or_is_refused() {
+fn a_torn_copy_is_the_whole_state_before() {
     let room = tempfile::tempdir().expect("room");
     let path = room.path().join("store");
     let store = Store::open(&path).expect("new");
