@@ -22,6 +22,9 @@ const NEEDED: [(u8, &str); 8] = [
     (opcode::Close::CODE, "close"),
 ];
 
+/// What to do about a seccomp profile.
+const ALLOW: &str = "allow io_uring_setup, io_uring_enter and io_uring_register, as deploy/seccomp.json does";
+
 /// One thing that was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
@@ -122,10 +125,16 @@ fn refusal(error: &io::Error) -> String {
             "the sysctl kernel.io_uring_disabled is {}; set it to 0, or 1 with our group in kernel.io_uring_group",
             sysctl.trim()
         ),
-        Some(libc::EPERM) => "denied, most likely by the container's seccomp profile: allow io_uring_setup, \
-                              io_uring_enter and io_uring_register"
-            .into(),
-        Some(libc::ENOSYS) => "this kernel is built without io_uring".into(),
+        Some(libc::EPERM) => format!("denied, most likely by the container's seccomp profile: {ALLOW}"),
+        // Where the kernel has a switch for it, it has io_uring; docker's profile answers EPERM, podman's ENOSYS.
+        Some(libc::ENOSYS) if !sysctl.is_empty() => {
+            format!("hidden by the container's seccomp profile: {ALLOW}")
+        }
+        Some(libc::ENOSYS) => {
+            format!(
+                "this kernel is built without io_uring, or a container's seccomp profile hides it: {ALLOW}"
+            )
+        }
         Some(libc::EINVAL) => "this kernel is older than 6.1 and lacks deferred task work".into(),
         Some(libc::ENOMEM) => "no memory for a ring; raise the memlock limit (LimitMEMLOCK=infinity)".into(),
         _ => error.to_string(),
@@ -187,4 +196,16 @@ fn memlock() -> Finding {
         )
     };
     Finding { what: "memlock", needed: false, granted: unlimited, remark }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Podman's default profile answers so.
+    #[test]
+    fn a_call_that_is_not_there_may_be_hidden_by_a_profile() {
+        let words = refusal(&io::Error::from_raw_os_error(libc::ENOSYS));
+        assert!(words.contains("seccomp profile") && words.contains("io_uring_setup"), "{words}");
+    }
 }
