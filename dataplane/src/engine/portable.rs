@@ -154,3 +154,59 @@ impl PortableSocket {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use tokio::runtime::{Builder, LocalOptions};
+
+    use super::*;
+    use crate::arena::{Arena, ArenaOptions, Purpose};
+    use crate::engine::Engine;
+
+    const MIB: usize = 1 << 20;
+
+    fn file() -> File {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(MIB as u64).expect("space");
+        file
+    }
+
+    /// Reads of a drive that hung once took every thread, and with them the look-ups of names and another drive's
+    /// reads.
+    #[test]
+    fn reads_of_one_file_leave_threads_for_look_ups_and_other_files() {
+        let arena =
+            Arena::build(ArenaOptions { bytes: 16 * MIB, reads_bytes: 4 * MIB, fills_bytes: 2 * MIB })
+                .expect("memory");
+        let (hung, healthy) = (file(), file());
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(READS_MAX + 1)
+            .build_local(LocalOptions::default())
+            .expect("a runtime");
+        runtime.block_on(async {
+            let engine = Engine::Portable(Portable);
+            let read = |file: &File| {
+                let lease = arena.grant(Purpose::Read, MIB).expect("memory");
+                engine.read_at(file.as_raw_fd(), 0, lease, MIB)
+            };
+            // As many reads as may be under way, none of which ends.
+            let turns = u32::try_from(READS_MAX).expect("a few");
+            let hanging = reads_of(hung.as_raw_fd()).acquire_many_owned(turns).await.expect("all turns");
+            let mut waiting = pin!(read(&hung));
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(waiting.as_mut().poll(&mut context).is_pending());
+            assert_eq!(tokio::task::spawn_blocking(|| 7).await.expect("a look-up"), 7);
+            read(&healthy).await.0.expect("another drive's read");
+            assert!(waiting.as_mut().poll(&mut context).is_pending(), "it waits for its turn");
+            drop(hanging);
+            let (result, lease) = waiting.await;
+            result.expect("a read");
+            assert_eq!(lease.filled(), MIB);
+        });
+    }
+}
