@@ -19,6 +19,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::arena::{LeaseMut, Purpose};
+use crate::engine::task;
 use crate::metrics::{self, Counter, OriginAsk};
 use crate::origin::{Answer, Ask, AskRange, Body, OriginError};
 use crate::range::ByteRange;
@@ -81,7 +82,7 @@ impl Claim {
         worker.counters.bump(Counter::FillsStarted, fills.len() as u64);
         let run =
             Run { worker: Rc::clone(worker), entry: Arc::clone(entry), fills, writer: None, interest: run };
-        tokio::task::spawn_local(run.bring(begun));
+        task::spawn(run.bring(begun));
         interest
     }
 }

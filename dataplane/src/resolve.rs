@@ -13,6 +13,7 @@ use std::time::Duration;
 use forebay_control_api::Freshness;
 use tokio::time::Instant;
 
+use crate::engine::task;
 use crate::fill::{Begun, Claim, RUN_BYTES_MAX, Right};
 use crate::metrics::{Counter, OriginAsk};
 use crate::object::ObjectFacts;
@@ -72,11 +73,7 @@ pub async fn find(
             },
             Lookup::Join(resolve) => resolve,
             Lookup::Lead(resolve) => {
-                tokio::task::spawn_local(lead(
-                    Rc::clone(worker),
-                    Leader(Arc::clone(&resolve), worker.clone()),
-                    want,
-                ));
+                task::spawn(lead(Rc::clone(worker), Leader(Arc::clone(&resolve), worker.clone()), want));
                 resolve
             }
         };

@@ -13,7 +13,7 @@ use std::time::Duration;
 use forebay_dataplane::arena::{Arena, ArenaOptions, Lease, Purpose};
 use forebay_dataplane::engine::portable::Portable;
 use forebay_dataplane::engine::uring::{Registry, Ring};
-use forebay_dataplane::engine::{Engine, Outgoing, SendWatch, Slice, Socket};
+use forebay_dataplane::engine::{Engine, Outgoing, SendWatch, Slice, Socket, task};
 use tokio::runtime::{Builder, LocalOptions};
 
 const MIB: usize = 1 << 20;
@@ -387,6 +387,82 @@ fn an_idle_ring_makes_no_system_calls() {
         peer.write_all(b"x").expect("sent");
         assert_eq!(waiting.await.expect("a task"), 1);
         assert_eq!(ring.counts().stale, 0);
+    });
+}
+
+/// The ring watched the runtime's epoll instance while the thread slept there. Each of the runtime's events then rang
+/// the ring's bell from inside the kernel's own call; the kernel (6.18) put that off, and lost every one but the first:
+/// what completed afterwards woke nobody.
+#[test]
+fn a_completion_wakes_the_thread_after_events_of_the_runtime() {
+    on_both(|engine| async move {
+        let (socket, mut peer) = connect(&engine).await;
+        let mut buffer = Vec::with_capacity(64);
+        for round in 0..20 {
+            let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
+            let mut receiving = Box::pin(engine.recv(&socket, buffer));
+            tokio::select! {
+                biased;
+                _ = &mut receiving => panic!("nothing was sent"),
+                () = tokio::time::sleep(Duration::from_millis(3)) => {}
+            }
+            // Asleep by now; woken by another thread, which is an event of the runtime.
+            std::thread::spawn(move || sender.blocking_send(round).expect("somebody waits"));
+            assert_eq!(receiver.recv().await, Some(round));
+            tokio::time::sleep(Duration::from_millis(3)).await;
+            peer.write_all(b"x").expect("sent");
+            let (received, back) = receiving.await;
+            assert_eq!(received.expect("received"), 1);
+            buffer = back;
+        }
+    });
+}
+
+/// A thread that waits in the ring is not away from the runtime: its clocks, its sockets and messages of other threads
+/// are heard while requests come through the ring without a pause.
+#[test]
+fn the_runtime_is_heard_while_the_ring_is_busy() {
+    on_both(|engine| async move {
+        let (socket, mut peer) = connect(&engine).await;
+        let echoes = engine.clone();
+        let echo = task::spawn(async move {
+            loop {
+                let (received, buffer) = echoes.recv(&socket, Vec::with_capacity(64)).await;
+                if received.expect("received") == 0 {
+                    return;
+                }
+                let (sent, _) = echoes.send(&socket, Outgoing::header(buffer), &SendWatch::default()).await;
+                sent.expect("sent");
+            }
+        });
+        let (done, ended) = tokio::sync::oneshot::channel();
+        let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+        let client = std::thread::spawn(move || {
+            let mut ended = ended;
+            let mut byte = [7; 1];
+            let mut number = 0_u32;
+            while ended.try_recv().is_err() {
+                peer.write_all(&byte).expect("sent");
+                peer.read_exact(&mut byte).expect("echoed");
+                number += 1;
+                if number.is_multiple_of(64) {
+                    sender.send(number).expect("somebody waits");
+                }
+            }
+        });
+        let plain = tokio::net::UdpSocket::bind("127.0.0.1:0").await.expect("a port");
+        let address = plain.local_addr().expect("an address");
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            let pinger = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
+            pinger.send_to(b"ping", address).expect("sent");
+            let mut datagram = [0; 8];
+            assert_eq!(plain.recv(&mut datagram).await.expect("received"), 4);
+            receiver.recv().await.expect("the client goes on");
+        }
+        done.send(()).expect("the client goes on");
+        echo.await.expect("a task");
+        client.join().expect("a client");
     });
 }
 

@@ -23,6 +23,7 @@ pub mod portable;
 pub mod probe;
 mod reference;
 pub mod scripted;
+pub mod task;
 pub mod uring;
 
 /// Most slices that leave in one operation; with the header, one vector of nine.

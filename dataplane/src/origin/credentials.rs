@@ -11,6 +11,7 @@
 
 use super::dial::{DialError, Dialer};
 use super::error::OriginError;
+use crate::engine::task;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use reqsign_aws_v4::{
@@ -340,7 +341,7 @@ async fn exchange(dialer: &Dialer, request: http::Request<Bytes>) -> Result<http
     })?;
     let unanswered = |error: hyper::Error| format!("{host} gave no answer: {error}");
     let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.map_err(unanswered)?;
-    tokio::spawn(async move { drop(connection.await) });
+    tokio::spawn(task::counted(async move { drop(connection.await) }));
     let value = http::HeaderValue::from_str(&host).map_err(|_| "a host that is no header value")?;
     parts.headers.entry(http::header::HOST).or_insert(value);
     parts.uri = parts.uri.path_and_query().map_or_else(http::Uri::default, |path| path.clone().into());

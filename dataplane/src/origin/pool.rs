@@ -12,6 +12,7 @@ use super::OriginLimits;
 use super::body::Outgoing;
 use super::dial::{DialError, Dialer};
 use super::error::{OriginError, Stage};
+use crate::engine::task;
 use hyper::client::conn::http1::{self, SendRequest};
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -103,7 +104,7 @@ impl Pool {
         let (sender, connection) =
             http1::handshake(stream).await.map_err(|error| unreachable(error.into()))?;
         // Its errors come back through the request or the body that they hit.
-        let task = tokio::spawn(async move { drop(connection.await) }).abort_handle();
+        let task = tokio::spawn(task::counted(async move { drop(connection.await) })).abort_handle();
         let mut link = Link { sender, task };
         link.sender.ready().await.map_err(|error| unreachable(error.into()))?;
         Ok(link)

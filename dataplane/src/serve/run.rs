@@ -26,7 +26,7 @@ use crate::arena::{Arena, ArenaOptions, PAGE_BYTES};
 use crate::auth::Keys;
 use crate::config::{self, Config, EngineChoice, Limits};
 use crate::engine::portable::{Portable, READS_MAX};
-use crate::engine::{Engine, probe, uring};
+use crate::engine::{Engine, probe, task, uring};
 use crate::metrics::{EngineKind, Gauge, Metrics};
 use crate::node::{Accelerator, Drives, Node};
 use crate::origin::{Credentials, Origin, OriginKind, OriginLimits, OriginTarget};
@@ -395,7 +395,7 @@ impl Setup {
         }
         for (_, listener) in listeners {
             let listener = worker.engine.adopt(listener)?;
-            tokio::task::spawn_local(Rc::clone(&worker).accept(listener));
+            task::spawn(Rc::clone(&worker).accept(listener));
         }
         // The receiver is gone only if the start has failed elsewhere.
         let _ = report.send(Ok(()));

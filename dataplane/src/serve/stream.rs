@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::Worker;
 use crate::arena::{Lease, Purpose, UNIT_BYTES};
-use crate::engine::Slice;
+use crate::engine::{Slice, task};
 use crate::fill::{Claim, Interest, RUN_BYTES_MAX};
 use crate::http1::CacheOutcome;
 use crate::metrics::{Counter, Where};
@@ -205,7 +205,7 @@ impl ObjectStream {
         counters.bump(Counter::DriveReadBytes, len as u64);
         // A drive that does not answer is left to its operation, which keeps the lease; the client is not.
         let engine = self.worker.engine.clone();
-        let reading = tokio::task::spawn_local(async move {
+        let reading = task::spawn(async move {
             let done = engine.read_at(file, offset + start as u64, lease, len).await;
             drop(turn);
             done

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, mpsc};
 use super::connection;
 use super::stream::RAM_SAMPLE;
 use crate::engine::uring::Registered;
-use crate::engine::{Engine, SendWatch, Socket};
+use crate::engine::{Engine, SendWatch, Socket, task};
 use crate::http1::{DateText, date_text};
 use crate::metrics::{CloseReason, Counter, Gauge, Limit, WorkerCounters};
 use crate::node::Node;
@@ -111,7 +111,7 @@ impl Worker {
             pinning: Cell::new(0),
             deletions: Cell::new(0),
         });
-        tokio::task::spawn_local(sweep(Rc::downgrade(&worker)));
+        task::spawn(sweep(Rc::downgrade(&worker)));
         worker
     }
 
@@ -165,7 +165,7 @@ impl Worker {
         let _ = socket2::SockRef::from(&fd).set_tcp_nodelay(true);
         match self.engine.adopt(fd) {
             Ok(socket) => {
-                tokio::task::spawn_local(async move {
+                task::spawn(async move {
                     Rc::clone(&admitted.0).serve(socket).await;
                     drop(admitted);
                 });

@@ -2,8 +2,7 @@
 //!
 //! The ring is SINGLE_ISSUER and DEFER_TASKRUN: the kernel posts completions only when this thread enters it.
 //! Such a ring's own descriptor never wakes an epoll, so a registered eventfd does; it is edge triggered and
-//! never read. The first push since the last flush wakes the ring's task, which therefore runs behind the
-//! tasks that are already queued: what they push goes to the kernel in one call.
+//! never read. The first push since the last flush wakes the ring's task ([`turn`]).
 //!
 //! What the kernel may touch lives in [`operations`]; what it grants is found out by [`super::probe`].
 
@@ -15,12 +14,11 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::pin::Pin;
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::atomic::{Ordering, fence};
 use std::task::{Context, Poll, Waker, ready};
 
 use io_uring::types::CloneBuffersFlags;
 use io_uring::types::Fd;
-use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
+use io_uring::{IoUring, opcode, squeue};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -29,15 +27,12 @@ use super::{Outgoing, SLICES_MAX, SendWatch, reference};
 use crate::arena::{Arena, LeaseMut};
 
 mod operations;
+mod turn;
 
 /// Submission entries of one worker's ring; more are queued in user space.
 const ENTRIES: u32 = 1024;
 /// Completion entries: a full submission queue several times over, so that overflow stays rare.
 const COMPLETIONS: u32 = 8 * ENTRIES;
-/// Pieces of pending work that the kernel does in one entry at least (`IO_LOCAL_TW_DEFAULT_MAX`, since 6.12).
-const WORK_AT_ONCE: usize = 20;
-/// Entries of one turn before other tasks have theirs.
-const ROUNDS_MAX: usize = 64;
 /// A chunk is registered anew when more than this part of it, one in so many pages, has been renewed.
 const STALE_SHARE: usize = 16;
 /// Kernel helper threads that one ring may start, bounded and unbounded work.
@@ -51,6 +46,10 @@ pub struct Ring {
     eventfd: AsyncFd<OwnedFd>,
     unflushed: Cell<bool>,
     task: RefCell<Option<Waker>>,
+    /// The runtime's epoll instance is polled through the ring.
+    is_watching: Cell<bool>,
+    /// It has become ready.
+    watched: Cell<bool>,
     /// For each chunk of the arena that this ring may use as a fixed buffer, the renewal it was registered at.
     fixed: RefCell<Vec<Option<u64>>>,
     enters: Cell<u64>,
@@ -116,10 +115,12 @@ impl Ring {
             eventfd: unsafe { AsyncFd::register_with_interest(eventfd, Interest::READABLE)? },
             unflushed: Cell::new(false),
             task: RefCell::new(None),
+            is_watching: Cell::new(false),
+            watched: Cell::new(false),
             fixed: RefCell::default(),
             enters: Cell::new(0),
         });
-        tokio::task::spawn_local(Rc::clone(&ring).drive());
+        tokio::task::spawn_local(turn::Driver::new(Rc::clone(&ring)).run());
         Ok(ring)
     }
 
@@ -355,130 +356,6 @@ impl Ring {
         // SAFETY: every pointer in the entry leads into what the table of operations owns until the
         // completion of this entry, or into nothing (close, cancel, poll, accept).
         unsafe { uring.submission().push(entry).is_ok() }
-    }
-
-    /// Submits what is queued, collects what is done: one system call, or none if there is nothing to do. False if
-    /// it stopped before the end, so that others can run.
-    fn turn(&self) -> bool {
-        self.unflushed.set(false);
-        // What completes while we are here is collected here; a wake-up for it would cost an epoll_wait.
-        self.uring.borrow_mut().completion().disable_eventfd();
-        let mut rounds = 0;
-        while rounds < ROUNDS_MAX {
-            rounds += 1;
-            let progress = self.round();
-            if !progress || !self.is_due() {
-                break;
-            }
-        }
-        self.uring.borrow_mut().completion().enable_eventfd();
-        // What came between the last look and this line made no wake-up. The fence keeps the next look behind the
-        // store that enables them, on processors that would not.
-        fence(Ordering::SeqCst);
-        // The kernel may leave its flag of pending work up when there is none (it is lowered before the work is
-        // taken, and only if there is some), so the flag alone must not keep us here. One entry takes at least
-        // WORK_AT_ONCE pieces of what is pending; after enough entries without a completion nothing that was pending
-        // is, and what comes later wakes us.
-        let mut fruitless = 0;
-        while self.is_due() {
-            if rounds >= ROUNDS_MAX {
-                return false;
-            }
-            rounds += 1;
-            if self.round() {
-                fruitless = 0;
-                continue;
-            }
-            fruitless += 1;
-            if fruitless > self.operations.borrow().in_flight() / WORK_AT_ONCE {
-                break;
-            }
-        }
-        true
-    }
-
-    /// One entry into the kernel and what it brought. False if that was nothing.
-    fn round(&self) -> bool {
-        self.enter();
-        let collected = self.collect();
-        self.refill() > 0 || collected > 0
-    }
-
-    fn enter(&self) {
-        let (queued, due) = {
-            let mut uring = self.uring.borrow_mut();
-            let submission = uring.submission();
-            (submission.len(), submission.taskrun() || submission.cq_overflow())
-        };
-        if queued == 0 && !due {
-            return;
-        }
-        self.enters.set(self.enters.get() + 1);
-        let uring = self.uring.borrow();
-        let flags = EnterFlags::GETEVENTS.bits();
-        // SAFETY: no argument structure is passed, and the entries were made by `try_push`.
-        let entered = unsafe { uring.submitter().enter::<libc::sigset_t>(queued as u32, 0, flags, None) };
-        if let Err(error) = entered {
-            // EBUSY and EAGAIN: completions must be collected first; EINTR: a signal. All are cured by going
-            // round. Anything else is a ring that we have broken ourselves.
-            let passing = [libc::EBUSY, libc::EAGAIN, libc::EINTR];
-            assert!(passing.contains(&error.raw_os_error().unwrap_or(0)), "io_uring_enter: {error}");
-        }
-    }
-
-    fn is_due(&self) -> bool {
-        let mut uring = self.uring.borrow_mut();
-        let submission = uring.submission();
-        if submission.taskrun() || submission.cq_overflow() || !submission.is_empty() {
-            return true;
-        }
-        drop(submission);
-        !uring.completion().is_empty()
-    }
-
-    fn collect(&self) -> usize {
-        let mut operations = self.operations.borrow_mut();
-        let mut uring = self.uring.borrow_mut();
-        let mut collected = 0;
-        for completion in uring.completion() {
-            debug_assert!(!cqueue::more(completion.flags()), "no operation here completes twice");
-            operations.complete(completion.user_data(), completion.result());
-            collected += 1;
-        }
-        collected
-    }
-
-    /// Moves waiting entries into the submission queue.
-    fn refill(&self) -> usize {
-        let mut backlog = self.backlog.borrow_mut();
-        let mut moved = 0;
-        while let Some(entry) = backlog.front() {
-            if !self.try_push(entry) {
-                break;
-            }
-            backlog.pop_front();
-            moved += 1;
-        }
-        moved
-    }
-
-    async fn drive(self: Rc<Self>) {
-        loop {
-            poll_fn(|context| {
-                *self.task.borrow_mut() = Some(context.waker().clone());
-                let mut due = self.unflushed.get();
-                while let Poll::Ready(Ok(mut readiness)) = self.eventfd.poll_read_ready(context) {
-                    readiness.clear_ready();
-                    due = true;
-                }
-                if due { Poll::Ready(()) } else { Poll::Pending }
-            })
-            .await;
-            if !self.turn() {
-                self.unflushed.set(true);
-                tokio::task::yield_now().await;
-            }
-        }
     }
 }
 

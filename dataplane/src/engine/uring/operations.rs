@@ -14,6 +14,8 @@ use crate::arena::LeaseMut;
 
 /// User data of operations whose completion nobody waits for.
 pub(super) const NOBODY: u64 = 0;
+/// User data of the poll of the runtime's epoll instance; no key is that small.
+pub(super) const WATCH: u64 = 1;
 
 /// Names one operation for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
