@@ -143,7 +143,11 @@ impl Ring {
         self.uring.borrow_mut().completion().disable_eventfd();
         if !self.is_watching.get() {
             let watch = opcode::PollAdd::new(Fd(epoll), libc::POLLIN as u32).build().user_data(WATCH);
-            self.is_watching.set(self.try_push(&watch));
+            if !self.try_push(&watch) {
+                // A queue so full is no time to wait.
+                return 0;
+            }
+            self.is_watching.set(true);
         }
         self.unflushed.set(false);
         self.watched.set(false);
