@@ -14,6 +14,7 @@ use forebay_dataplane::engine::probe;
 use forebay_dataplane::logs;
 use forebay_dataplane::store::Superblock;
 use forebay_dataplane::store::format::{self, FormatOptions, FormatReport, Inspection, WipeReport};
+use forebay_dataplane::tls::Certificates;
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
@@ -71,6 +72,9 @@ fn serve(settings: Settings) -> Done {
 fn check_config(settings: Settings) -> Done {
     let config = load(settings)?;
     let limits = Limits::derive(&config).map_err(cannot_be)?;
+    if let Some(files) = &config.tls_files {
+        Certificates::open(files).map_err(cannot_be)?;
+    }
     Ok(config::check_report(&config, &limits))
 }
 

@@ -110,12 +110,20 @@ labels! {
     CloseReason as "reason" {
         Client = "client", Finished = "finished", Idle = "idle", HeadTimeout = "head_timeout",
         BadRequest = "bad_request", SendStalled = "send_stalled", SendFailed = "send_failed",
-        Receive = "receive_failed", BodyCut = "body_cut", Drain = "drain",
+        Receive = "receive_failed", BodyCut = "body_cut", Drain = "drain", Handshake = "handshake_failed",
     }
+    /// What became of a TLS handshake.
+    Handshake as "outcome" {
+        Full = "full", Resumed = "resumed", Failed = "failed", TimedOut = "timed_out", PlainHttp = "plain_http",
+        Gone = "gone",
+    }
+    /// What became of a certificate that was read again.
+    Reload as "outcome" { Loaded = "loaded", Refused = "refused", }
     /// Which limit a request or connection met; the names are those of `check-config`.
     Limit as "limit" {
         Connections = "connections_max", Head = "head_bytes_max", Reads = "reads_reserve_bytes",
         FillMemory = "fills_reserve_bytes", Pinned = "send_pinned_bytes_max", Deadline = "request_deadline",
+        TlsHeld = "tls_held_bytes_max",
     }
     /// The engine in use.
     EngineKind as "engine" { Uring = "uring", Portable = "portable", Scripted = "scripted", }
@@ -141,7 +149,13 @@ table! {
     LimitRefusals { limit: Limit } = "forebay_serve_limit_refusals_total",
         "Requests or connections refused or held back because a limit was reached.";
     HitCopiedBytes = "forebay_serve_hit_copied_bytes_total",
-        "Body bytes copied in user space on the way of a hit; stays 0.";
+        "Body bytes copied in user space on the way of a hit, encryption apart; stays 0.";
+    TlsBytes = "forebay_serve_tls_bytes_total",
+        "Bytes encrypted for clients of HTTPS, heads and bodies; one pass over each.";
+    TlsHandshakes { outcome: Handshake } = "forebay_serve_tls_handshakes_total",
+        "TLS handshakes with clients, by what became of them.";
+    CertificateReloads { outcome: Reload } = "forebay_serve_certificate_reloads_total",
+        "Times that certificate and key were read again; a pair that is refused leaves the old one in use.";
     FillCopiedBytes = "forebay_fill_copied_bytes_total",
         "Bytes copied in user space from the origin's connection into a buffer.";
     FillsStarted = "forebay_fill_started_total",

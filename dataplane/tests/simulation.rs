@@ -9,6 +9,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::Future;
+use std::io::{BufRead, ErrorKind, Write};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +20,14 @@ use forebay_dataplane::auth::Keys;
 use forebay_dataplane::config::Limits;
 use forebay_dataplane::engine::scripted::{Faults, Scripted, ScriptedDrive, ScriptedPeer};
 use forebay_dataplane::engine::{Engine, Socket};
-use forebay_dataplane::metrics::{CloseReason, Counter, Metrics, Where};
+use forebay_dataplane::metrics::{CloseReason, Counter, Handshake, Limit, Metrics, Where};
 use forebay_dataplane::node::{Accelerator, Drives, Node};
 use forebay_dataplane::origin::scripted::{Faults as OriginFaults, ScriptedOrigin};
 use forebay_dataplane::origin::{Origin, OriginKind, OriginLimits, OriginTarget};
 use forebay_dataplane::policy::Policy;
-use forebay_dataplane::serve::{Peer, Worker};
+use forebay_dataplane::serve::{Peer, Wire, Worker};
+use forebay_dataplane::tls::{Certificates, TlsFiles};
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use tokio::runtime::{Builder, LocalOptions};
 
 const MIB: usize = 1 << 20;
@@ -69,6 +72,7 @@ fn limits(arena_bytes: usize) -> Limits {
         ram_reserve_bytes: arena_bytes as u64 - 2 * reserve,
         send_pinned_bytes_per_connection_max: 2 * MIB as u64,
         send_pinned_bytes_max: arena_bytes as u64 / 2,
+        tls_held_bytes_max: arena_bytes as u64 / 4,
         writer_queue_bytes: 8 * MIB as u64,
         objects_max: 10_000,
         metadata_bytes_max: 64 << 20,
@@ -119,11 +123,51 @@ impl World {
     }
 
     fn connect(&self) -> Client {
+        Client { peer: self.open(Wire::Plain), buffer: Vec::new(), session: None, heard_goodbye: false }
+    }
+
+    /// The same through TLS.
+    fn connect_tls(&self) -> Client {
+        let (server, client) = tls();
+        let name = "localhost".try_into().expect("a name");
+        let session = Box::new(ClientConnection::new(client, name).expect("a session"));
+        let session = Some(session);
+        let mut client =
+            Client { peer: self.open(Wire::Tls(server)), buffer: Vec::new(), session, heard_goodbye: false };
+        client.flush();
+        client
+    }
+
+    fn open(&self, wire: Wire) -> ScriptedPeer {
         let (socket, peer) = self.scripted.connect();
         let worker = Rc::clone(&self.worker);
-        tokio::task::spawn_local(async move { worker.serve(Socket::Scripted(socket)).await });
-        Client { peer, buffer: Vec::new() }
+        tokio::task::spawn_local(async move { worker.serve(Socket::Scripted(socket), wire).await });
+        peer
     }
+}
+
+/// Both ends' configurations. All clients share theirs, so most of them resume a session.
+fn tls() -> (Arc<rustls::ServerConfig>, Arc<ClientConfig>) {
+    thread_local! {
+        static CONFIGS: (Arc<rustls::ServerConfig>, Arc<ClientConfig>) = {
+            let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("a certificate");
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join("both.pem");
+            let both = format!("{}{}", made.cert.pem(), made.signing_key.serialize_pem());
+            std::fs::write(&path, both).expect("written");
+            let certificates =
+                Certificates::open(&TlsFiles { cert: path.clone(), key: path }).expect("a pair");
+            let mut roots = RootCertStore::empty();
+            roots.add(made.cert.der().clone()).expect("a root");
+            let client = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .expect("versions")
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+            (certificates.server_config(&[b"http/1.1"]), Arc::new(client))
+        };
+    }
+    CONFIGS.with(Clone::clone)
 }
 
 /// Runs a simulation to its end and checks that nothing is left behind.
@@ -155,6 +199,9 @@ fn simulate<F: Future<Output = World>>(seed: u64, arena_bytes: usize, simulation
 struct Client {
     peer: ScriptedPeer,
     buffer: Vec<u8>,
+    session: Option<Box<ClientConnection>>,
+    /// The node has said that nothing more comes, in the words of TLS.
+    heard_goodbye: bool,
 }
 
 /// A response as it arrived.
@@ -168,8 +215,31 @@ struct Response {
 }
 
 impl Client {
-    fn ask(&self, method: &str, path: &str, headers: &str) {
-        self.peer.send(format!("{method} {path} HTTP/1.1\r\nHost: node\r\n{headers}\r\n").as_bytes());
+    fn ask(&mut self, method: &str, path: &str, headers: &str) {
+        self.send(format!("{method} {path} HTTP/1.1\r\nHost: node\r\n{headers}\r\n").as_bytes());
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        if self.session.is_none() {
+            return self.peer.send(bytes);
+        }
+        for piece in bytes.chunks(16 << 10) {
+            let session = self.session.as_mut().expect("just seen");
+            session.writer().write_all(piece).expect("room, behind a handshake");
+            self.flush();
+        }
+    }
+
+    /// Sends what the TLS session has to say.
+    fn flush(&mut self) {
+        let Some(session) = &mut self.session else { return };
+        let mut bytes = Vec::new();
+        while session.wants_write() {
+            session.write_tls(&mut bytes).expect("written");
+        }
+        if !bytes.is_empty() {
+            self.peer.send(&bytes);
+        }
     }
 
     /// `None` if the connection ended before a whole head.
@@ -201,13 +271,41 @@ impl Client {
     }
 
     async fn more(&mut self) -> Option<()> {
-        match self.peer.recv(256 << 10).await {
-            Ok(bytes) if !bytes.is_empty() => {
-                self.buffer.extend_from_slice(&bytes);
-                Some(())
-            }
-            _ => None,
+        let before = self.buffer.len();
+        while self.buffer.len() == before {
+            let bytes = match self.peer.recv(256 << 10).await {
+                Ok(bytes) if !bytes.is_empty() => bytes,
+                _ => return None,
+            };
+            self.take(&bytes);
         }
+        Some(())
+    }
+
+    /// Decrypts, if it has to. Records that are lost, repeated or out of order are found here.
+    fn take(&mut self, bytes: &[u8]) {
+        let Some(session) = &mut self.session else { return self.buffer.extend_from_slice(bytes) };
+        let mut left = bytes;
+        while !left.is_empty() && session.read_tls(&mut left).expect("room") > 0 {
+            match session.process_new_packets() {
+                Ok(state) => self.heard_goodbye |= state.peer_has_closed(),
+                Err(error) => panic!("the node speaks TLS wrongly: {error}"),
+            }
+            let mut reader = session.reader();
+            loop {
+                let count = match reader.fill_buf() {
+                    Ok([]) => break,
+                    Ok(bytes) => {
+                        self.buffer.extend_from_slice(bytes);
+                        bytes.len()
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    Err(error) => panic!("the node speaks TLS wrongly: {error}"),
+                };
+                reader.consume(count);
+            }
+        }
+        self.flush();
     }
 }
 
@@ -263,10 +361,19 @@ fn drawn_faults(random: &mut fastrand::Rng) -> (Faults, OriginFaults) {
 
 #[test]
 fn a_thousand_worlds_give_right_bytes_or_a_visible_error() {
+    visit_worlds(1000, World::connect);
+}
+
+#[test]
+fn worlds_behind_tls_give_right_bytes_or_a_visible_error() {
+    visit_worlds(200, World::connect_tls);
+}
+
+fn visit_worlds(count: u64, connect: fn(&World) -> Client) {
     const ARENA: usize = 8 * MIB;
     let (mut whole, mut failed, mut cut) = (0_u64, 0_u64, 0_u64);
     let mut bad_blocks = 0;
-    for seed in seeds(1000) {
+    for seed in seeds(count) {
         let counted = Rc::new(RefCell::new((0, 0, 0, 0)));
         let counts = Rc::clone(&counted);
         simulate(seed, ARENA, || async move {
@@ -281,7 +388,7 @@ fn a_thousand_worlds_give_right_bytes_or_a_visible_error() {
             world.origin.set_faults(origin_faults);
             let clients: Vec<_> = (0..10)
                 .map(|_| {
-                    let (client, origin) = (world.connect(), world.origin.clone());
+                    let (client, origin) = (connect(&world), world.origin.clone());
                     let random = random.fork();
                     tokio::task::spawn_local(visit(seed, client, origin, random))
                 })
@@ -458,6 +565,22 @@ fn a_herd_on_a_cold_object_makes_few_origin_requests() {
 
 #[test]
 fn stopped_readers_do_not_stop_the_others() {
+    stop_readers(World::connect, |_| ());
+}
+
+/// What is encrypted for readers who stop is kept for them, and bounded: some of them lose their connection.
+#[test]
+fn stopped_readers_behind_tls_do_not_stop_the_others() {
+    stop_readers(World::connect_tls, |world| {
+        let metrics = &world.node.metrics;
+        assert!(metrics.total(Counter::LimitRefusals(Limit::TlsHeld)) > 0, "the limit was reached");
+        assert!(metrics.total(Counter::TlsHandshakes(Handshake::Resumed)) > 0, "sessions are resumed");
+        assert_eq!(metrics.total(Counter::TlsHandshakes(Handshake::Failed)), 0);
+        assert!(metrics.total(Counter::TlsBytes) > 700 * MIB as u64, "every byte is counted");
+    });
+}
+
+fn stop_readers(connect: fn(&World) -> Client, check: fn(&World)) {
     const ARENA: usize = 64 * MIB;
     for seed in seeds(2) {
         simulate(seed, ARENA, || async move {
@@ -472,7 +595,7 @@ fn stopped_readers_do_not_stop_the_others() {
             // Each takes a little of an object and then never reads again.
             let mut stopped = Vec::new();
             for index in 0..300 {
-                let mut client = world.connect();
+                let mut client = connect(&world);
                 client.ask("GET", &format!("/bucket/o{}", index % 100), "");
                 let response = client.response(false, 1000).await.expect("an answer");
                 assert_eq!(response.status, 200);
@@ -480,7 +603,7 @@ fn stopped_readers_do_not_stop_the_others() {
             }
             let readers: Vec<_> = (0..700)
                 .map(|index| {
-                    let (mut client, objects) = (world.connect(), Rc::clone(&objects));
+                    let (mut client, objects) = (connect(&world), Rc::clone(&objects));
                     tokio::task::spawn_local(async move {
                         let object = (index * 7) % 100;
                         client.ask("GET", &format!("/bucket/o{object}"), "");
@@ -493,6 +616,7 @@ fn stopped_readers_do_not_stop_the_others() {
             for reader in readers {
                 reader.await.expect("a reader goes on");
             }
+            check(&world);
             drop(stopped);
             world
         });
@@ -548,6 +672,15 @@ fn stopped_readers_of_drive_objects_give_their_memory_back() {
 /// client would learn nothing.
 #[test]
 fn an_early_answer_is_seen_by_a_client_that_is_still_sending() {
+    answer_early(World::connect);
+}
+
+#[test]
+fn an_early_answer_is_seen_through_tls() {
+    answer_early(World::connect_tls);
+}
+
+fn answer_early(connect: fn(&World) -> Client) {
     const ARENA: usize = 8 * MIB;
     for seed in seeds(20) {
         simulate(seed, ARENA, || async move {
@@ -559,38 +692,123 @@ fn an_early_answer_is_seen_by_a_client_that_is_still_sending() {
             };
             let world = World::new(seed, ARENA, "bucket=http://origin,freshness=strict", faults);
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut client = world.connect();
+            let mut client = connect(&world);
             let pieces: u32 = 20;
             let body = "x".repeat(10_000);
             if seed % 2 == 0 {
                 client.ask("PUT", "/stranger/object", &format!("Content-Length: {}\r\n", pieces * 10_000));
             } else {
-                client
-                    .peer
-                    .send(b"PUT /bucket/object HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n");
+                client.send(b"PUT /bucket/object HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n");
             }
             for _ in 0..pieces {
-                client.peer.send(body.as_bytes());
+                client.send(body.as_bytes());
                 tokio::time::sleep(Duration::from_millis(random.u64(..20))).await;
             }
             let answer = client.response(false, u64::MAX).await;
             let answer = answer.unwrap_or_else(|| panic!("seed {seed}: the answer is lost"));
             assert_eq!((answer.status, answer.missing), (if seed % 2 == 0 { 404 } else { 400 }, 0));
             assert!(client.more().await.is_none(), "seed {seed}: nothing comes behind the answer");
+            assert_eq!(
+                client.heard_goodbye,
+                client.session.is_some(),
+                "seed {seed}: it is known to be the end"
+            );
             // This one never stops. Neither its bytes nor its time are endless.
-            let other = world.connect();
+            let mut other = connect(&world);
             other.ask("PUT", "/stranger/object", "Content-Length: 999999999999\r\n");
             let closed = || world.node.metrics.total(Counter::ConnectionsClosed(CloseReason::Finished));
             let before = closed();
             let mut waited = Duration::ZERO;
             while closed() == before {
                 if seed % 2 == 0 {
-                    other.peer.send(&vec![b'x'; MIB]);
+                    other.send(&vec![b'x'; MIB]);
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 waited += Duration::from_millis(10);
                 assert!(waited < Duration::from_secs(10), "seed {seed}: it is received for ever");
             }
+            world
+        });
+    }
+}
+
+/// A body without a length ends with the connection. Only a goodbye tells the end of all from the end of what came.
+#[test]
+fn a_body_that_is_cut_ends_without_a_goodbye() {
+    const ARENA: usize = 8 * MIB;
+    for seed in seeds(10) {
+        simulate(seed, ARENA, || async move {
+            let faults = Faults { short_per_mille: 300, delay_max: Duration::from_millis(1), ..Faults::NONE };
+            let world = World::new(seed, ARENA, "bucket=http://origin,freshness=immutable", faults);
+            let mut random = fastrand::Rng::with_seed(seed);
+            world.origin.put(b"object", content(&mut random, 3 * MIB));
+            let mut client = world.connect_tls();
+            client.ask("GET", "/bucket/object", "Connection: close\r\n");
+            let whole = client.response(false, u64::MAX).await.expect("an answer");
+            assert_eq!((whole.status, whole.missing), (200, 0), "seed {seed}");
+            assert!(client.more().await.is_none());
+            assert!(client.heard_goodbye, "seed {seed}: the end of all");
+            let mut idle = world.connect_tls();
+            idle.ask("HEAD", "/bucket/object", "");
+            assert_eq!(idle.response(true, 0).await.expect("an answer").status, 200);
+            assert!(idle.more().await.is_none());
+            assert!(idle.heard_goodbye, "seed {seed}: an idle connection ends in order");
+
+            world.origin.put(b"broken", content(&mut random, 3 * MIB));
+            world.origin.set_faults(OriginFaults { cut_permille: 1000, ..OriginFaults::default() });
+            let mut client = world.connect_tls();
+            client.ask("GET", "/bucket/broken", "");
+            match client.response(false, u64::MAX).await {
+                Some(cut) if cut.status == 200 => {
+                    assert!(cut.missing > 0, "seed {seed}: the origin gives no whole body");
+                    assert!(!client.heard_goodbye, "seed {seed}: it looks like the end of all");
+                }
+                Some(refused) => assert!(refused.status >= 500, "seed {seed}: {}", refused.status),
+                None => panic!("seed {seed}: no answer"),
+            }
+            world
+        });
+    }
+}
+
+/// Who speaks HTTP to the port of HTTPS is told so; who says nothing, or not enough, does not stay for ever.
+#[test]
+fn what_is_no_handshake_is_answered_or_ended() {
+    const ARENA: usize = 8 * MIB;
+    for seed in seeds(10) {
+        simulate(seed, ARENA, || async move {
+            let faults = Faults { short_per_mille: 300, delay_max: Duration::from_millis(1), ..Faults::NONE };
+            let world = World::new(seed, ARENA, "bucket=http://origin,freshness=immutable", faults);
+            let (server, _) = tls();
+            let connect = || Client {
+                peer: world.open(Wire::Tls(Arc::clone(&server))),
+                buffer: Vec::new(),
+                session: None,
+                heard_goodbye: false,
+            };
+            let mut bare = connect();
+            bare.ask("GET", "/bucket/object", "");
+            let told = bare.response(false, u64::MAX).await.expect("an answer");
+            assert_eq!((told.status, told.missing), (400, 0), "seed {seed}");
+            assert!(String::from_utf8_lossy(&told.body).contains("https://"), "seed {seed}");
+            assert!(bare.more().await.is_none(), "seed {seed}: that was all");
+
+            let mut noise = connect();
+            noise.send(b"\x16\x03\x01\x00\x05hello");
+            noise.more().await.expect("an alert");
+            assert_eq!(noise.buffer[0], 21, "seed {seed}: the record of an alert");
+            assert!(noise.more().await.is_none());
+            drop(connect());
+            let mut silent = connect();
+            assert!(silent.more().await.is_none(), "seed {seed}: header_timeout");
+            let mut half = connect();
+            half.send(b"\x16\x03\x01");
+            assert!(half.more().await.is_none(), "seed {seed}: header_timeout");
+
+            let count = |outcome| world.node.metrics.total(Counter::TlsHandshakes(outcome));
+            let outcomes =
+                [Handshake::PlainHttp, Handshake::Failed, Handshake::Gone, Handshake::TimedOut].map(count);
+            assert_eq!(outcomes, [1, 1, 1, 2], "seed {seed}");
             world
         });
     }

@@ -72,6 +72,18 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR", value_parser = said_by(parse_listen))]
     pub listen: Vec<std::net::SocketAddr>,
 
+    /// Where clients connect by HTTPS; may be given several times. Without --listen there is no plain door then
+    #[arg(long, value_name = "ADDR", value_parser = said_by(parse_listen))]
+    pub listen_tls: Vec<std::net::SocketAddr>,
+
+    /// PEM file with the certificate of the HTTPS door and its chain; SIGHUP reads it again [default: self-signed]
+    #[arg(long, value_name = "PEM")]
+    pub cert: Option<PathBuf>,
+
+    /// PEM file with its private key; readable for this process only, if you can
+    #[arg(long, value_name = "PEM")]
+    pub key: Option<PathBuf>,
+
     /// Health, metrics and the operator's verbs: an address, or unix:PATH [default: 127.0.0.1:7071]
     #[arg(long, value_name = "ADDR", value_parser = said::<AdminAddr>)]
     pub admin: Option<AdminAddr>,
@@ -134,8 +146,11 @@ const ACCELERATOR_HELP: &str = "A bucket name that clients use and the store beh
 
 impl Settings {
     /// The names that a file may hold, `keys` among them.
-    pub(super) const NAMES: [&str; 14] = [
+    pub(super) const NAMES: [&str; 17] = [
         "listen",
+        "listen-tls",
+        "cert",
+        "key",
         "admin",
         "cores",
         "memory",
@@ -159,6 +174,9 @@ impl Settings {
         Self {
             config: self.config,
             listen: list(self.listen, file.listen),
+            listen_tls: list(self.listen_tls, file.listen_tls),
+            cert: self.cert.or(file.cert),
+            key: self.key.or(file.key),
             admin: self.admin.or(file.admin),
             cores: self.cores.or(file.cores),
             memory: self.memory.or(file.memory),

@@ -2,6 +2,9 @@
 //!
 //! ```toml
 //! listen = ["0.0.0.0:7070"]
+//! listen-tls = ["0.0.0.0:7443"]
+//! cert = "/etc/forebay/node.pem"
+//! key = "/etc/forebay/node.key"
 //! memory = "8GiB"
 //! drive = ["/dev/nvme0n1", { path = "/var/cache/forebay", size = "100GiB" }]
 //!
@@ -97,6 +100,12 @@ fn parse(text: &str) -> Result<Settings, FileError> {
         let address = parse_listen(&text).map_err(|error| bad("listen", chain(&error)))?;
         settings.listen.push(address);
     }
+    for text in texts(&mut table, "listen-tls")? {
+        let address = parse_listen(&text).map_err(|error| bad("listen-tls", chain(&error)))?;
+        settings.listen_tls.push(address);
+    }
+    settings.cert = text_of(&mut table, "", "cert")?.map(Into::into);
+    settings.key = text_of(&mut table, "", "key")?.map(Into::into);
     settings.admin = parsed(&mut table, "", "admin")?;
     settings.cores = parsed(&mut table, "", "cores")?;
     settings.memory = size(&mut table, "", "memory")?;
@@ -288,6 +297,9 @@ mod tests {
         let settings = parse(
             r#"
             listen = ["0.0.0.0:7070", ":7072"]
+            listen-tls = "0.0.0.0:7443"
+            cert = "/etc/forebay/node.pem"
+            key = "/etc/forebay/node.key"
             admin = "unix:/run/forebay.sock"
             cores = "0-1"
             memory = "8GiB"
@@ -317,6 +329,9 @@ mod tests {
         )
         .expect("a file");
         assert_eq!(settings.listen.len(), 2);
+        assert_eq!(settings.listen_tls, ["0.0.0.0:7443".parse().expect("an address")]);
+        assert_eq!(settings.cert, Some("/etc/forebay/node.pem".into()));
+        assert_eq!(settings.key, Some("/etc/forebay/node.key".into()));
         assert_eq!(settings.admin, Some(AdminAddr::Unix("/run/forebay.sock".into())));
         assert_eq!(settings.cores, Some(CoreChoice::These(vec![0, 1])));
         assert_eq!(settings.memory, Some(ByteSize::gib(8)));

@@ -36,6 +36,8 @@ pub struct Limits {
     pub send_pinned_bytes_per_connection_max: u64,
     /// The same for all connections together.
     pub send_pinned_bytes_max: u64,
+    /// Encrypted bytes that wait for clients of HTTPS who pause; what would be more ends their connection.
+    pub tls_held_bytes_max: u64,
     /// Bytes that wait for the drives' writers; 0 without drives.
     pub writer_queue_bytes: u64,
     /// Objects known.
@@ -102,7 +104,10 @@ impl Limits {
         // Descriptors: what the house needs itself, origins, then clients.
         let drives = config.drives.len() as u64;
         let chunks = arena_bytes.div_ceil(arena::CHUNK_BYTES_MAX as u64);
-        let own = 64 + chunks + workers as u64 * (16 + config.listen.len() as u64) + 8 * drives;
+        let own = 64
+            + chunks
+            + workers as u64 * (16 + (config.listen.len() + config.listen_tls.len()) as u64)
+            + 8 * drives;
         let origin_connections_max = config
             .origin_connections
             .unwrap_or_else(|| fills_max.saturating_add(8 * workers as u32).clamp(32, 512));
@@ -136,6 +141,7 @@ impl Limits {
             ram_reserve_bytes: arena_bytes - 2 * reserve,
             send_pinned_bytes_per_connection_max: (arena_bytes / 64).clamp(2 * extent, 8 << 20),
             send_pinned_bytes_max: arena_bytes / 2,
+            tls_held_bytes_max: arena_bytes / 4,
             writer_queue_bytes: (arena_bytes / 8).max(4 * extent).min(drives * (64 << 20)),
             objects_max: u32::try_from(metadata_bytes_max / 512).unwrap_or(u32::MAX),
             metadata_bytes_max,

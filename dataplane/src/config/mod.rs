@@ -34,6 +34,7 @@ pub use show::{banner, boto3_snippet, check_report};
 pub use value::{AdminAddr, ClientKey, CoreChoice, DriveArg, EngineChoice, Secret, ValueError};
 
 use crate::policy::{Policy, PolicyError};
+use crate::tls::TlsFiles;
 
 /// Where clients connect when nothing is said: this machine only.
 pub const LISTEN_DEFAULT: SocketAddr =
@@ -51,8 +52,12 @@ pub const DRAIN_DEFAULT: Span = Span::from_secs(30);
 /// Everything `serve` needs to know, whole and checked.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where clients connect; at least one, no two the same.
+    /// Where clients connect by plain HTTP. No two addresses of all doors are the same, and there is at least one.
     pub listen: Vec<SocketAddr>,
+    /// Where clients connect by HTTPS.
+    pub listen_tls: Vec<SocketAddr>,
+    /// Certificate and key of the HTTPS door; without them it is served with one of its own.
+    pub tls_files: Option<TlsFiles>,
     /// The admin door.
     pub admin: AdminAddr,
     /// Secret of the admin door's changing verbs over TCP.
@@ -127,14 +132,26 @@ impl Config {
         };
         add_key_of_environment(&mut settings.keys, environment)?;
 
-        let listen = if settings.listen.is_empty() { vec![LISTEN_DEFAULT] } else { settings.listen };
-        if let Some(twice) = first_twice(listen.iter().filter(|address| address.port() != 0)) {
-            return Err(ConfigError::Twice { setting: "listen", value: twice.to_string() });
+        let listen_tls = settings.listen_tls;
+        let listen = match settings.listen {
+            listen if listen.is_empty() && listen_tls.is_empty() => vec![LISTEN_DEFAULT],
+            listen => listen,
+        };
+        let is_given = |address: &&SocketAddr| address.port() != 0;
+        for (setting, addresses) in [("listen", &listen), ("listen-tls", &listen_tls)] {
+            if let Some(twice) = first_twice(addresses.iter().filter(is_given)) {
+                return Err(ConfigError::Twice { setting, value: twice.to_string() });
+            }
         }
+        if let Some(both) = listen.iter().filter(is_given).find(|address| listen_tls.contains(address)) {
+            return Err(ConfigError::PlainOnTls(*both));
+        }
+        let tls_files = tls_files(settings.cert, settings.key, !listen_tls.is_empty())?;
+        warnings.extend(tls_files.as_ref().and_then(TlsFiles::warning));
         let admin = settings.admin.unwrap_or(AdminAddr::Tcp(ADMIN_DEFAULT));
         if let AdminAddr::Tcp(address) = &admin
             && address.port() != 0
-            && listen.contains(address)
+            && (listen.contains(address) || listen_tls.contains(address))
         {
             return Err(ConfigError::AdminOnListen(*address));
         }
@@ -176,7 +193,8 @@ impl Config {
         if settings.keys.is_empty() && !settings.anonymous {
             warnings.push(format!("{NOBODY_MAY_READ} {HOW_TO_LET_IN}"));
         }
-        if settings.anonymous && listen.iter().any(|address| !address.ip().is_loopback()) {
+        let mut doors = listen.iter().chain(&listen_tls);
+        if settings.anonymous && doors.any(|address| !address.ip().is_loopback()) {
             warnings.push(
                 "anonymous: everybody who reaches the listen address reads and writes with the node's own origin \
                  credentials"
@@ -185,6 +203,8 @@ impl Config {
         }
         Ok(Self {
             listen,
+            listen_tls,
+            tls_files,
             admin,
             admin_token,
             cores: host.core_map(&settings.cores.unwrap_or(CoreChoice::Auto))?,
@@ -224,6 +244,20 @@ pub enum ConfigError {
         /// The value.
         value: String,
     },
+    /// One address for HTTP and HTTPS.
+    #[error("listen-tls: {0} is also a listen address; give HTTPS its own port")]
+    PlainOnTls(SocketAddr),
+    /// Only one of certificate and key.
+    #[error("{given}: it is given without {missing}; give both, or neither for a self-signed certificate")]
+    HalfAPair {
+        /// The setting that is there.
+        given: &'static str,
+        /// The setting that is not.
+        missing: &'static str,
+    },
+    /// A certificate for no door.
+    #[error("cert: nothing would show it; say where with --listen-tls ADDR")]
+    CertWithoutDoor,
     /// One address for two doors.
     #[error("admin: {0} is also a listen address; give the admin door its own port")]
     AdminOnListen(SocketAddr),
@@ -340,6 +374,20 @@ const HOW_TO_LET_IN: &str = "Set FOREBAY_ACCESS_KEY and FOREBAY_SECRET_KEY, put 
 fn first_twice<T: Eq + std::hash::Hash + Copy>(mut items: impl Iterator<Item = T>) -> Option<T> {
     let mut seen = HashSet::new();
     items.find(|item| !seen.insert(*item))
+}
+
+fn tls_files(
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    has_door: bool,
+) -> Result<Option<TlsFiles>, ConfigError> {
+    match (cert, key) {
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(ConfigError::HalfAPair { given: "cert", missing: "--key" }),
+        (None, Some(_)) => Err(ConfigError::HalfAPair { given: "key", missing: "--cert" }),
+        (Some(_), Some(_)) if !has_door => Err(ConfigError::CertWithoutDoor),
+        (Some(cert), Some(key)) => Ok(Some(TlsFiles { cert, key })),
+    }
 }
 
 fn add_key_of_environment(

@@ -9,17 +9,33 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use forebay_control_api::{ByteSize, Span};
 
 use super::{Config, HOW_TO_LET_IN, Limits, NOBODY_MAY_READ};
+use crate::tls::Certificates;
 
-/// What a node prints when it serves: its addresses, what it accelerates, and a client to try it with.
-pub fn banner(config: &Config) -> String {
+/// What a node prints when it serves: its addresses, what it accelerates, and a client to try it with. `certificates`
+/// are those of the HTTPS door, if there is one.
+pub fn banner(config: &Config, certificates: Option<&Certificates>) -> String {
     let mut text = String::new();
-    for address in &config.listen {
+    for (scheme, address) in doors(config) {
         let everywhere =
             if address.ip().is_unspecified() { "   (all addresses of this machine)" } else { "" };
-        let _ = writeln!(text, "serving   {}{everywhere}", url(*address));
+        let _ = writeln!(text, "serving   {}{everywhere}", url(scheme, address));
+    }
+    if let (Some(certificates), Some(address)) = (certificates, config.listen_tls.first()) {
+        let _ = writeln!(text, "          certificate SHA-256 {}", certificates.fingerprint());
+        if certificates.files().is_none() {
+            let (address, url) = (reachable(*address), url("https", *address));
+            let _ = write!(
+                text,
+                "          self-signed; to trust it, fetch it once and compare the SHA-256:\n          \
+                 python3 -c 'import ssl; print(ssl.get_server_certificate((\"{}\", {})))' >{TRUSTED}\n          \
+                 then boto3.client(..., endpoint_url=\"{url}\", verify=\"{TRUSTED}\")\n",
+                address.ip(),
+                address.port()
+            );
+        }
     }
     let _ = match &config.admin {
-        super::AdminAddr::Tcp(address) => writeln!(text, "admin     {}", url(*address)),
+        super::AdminAddr::Tcp(address) => writeln!(text, "admin     {}", url("http", *address)),
         super::AdminAddr::Unix(path) => writeln!(text, "admin     unix:{}", path.display()),
     };
     for spec in &config.accelerators {
@@ -41,10 +57,21 @@ pub fn banner(config: &Config) -> String {
     text
 }
 
+/// Where the operator puts a self-signed certificate in the lines that we print.
+const TRUSTED: &str = "forebay.pem";
+
+/// Every door for requests, with the scheme of its URL.
+fn doors(config: &Config) -> impl Iterator<Item = (&'static str, SocketAddr)> {
+    let plain = config.listen.iter().map(|address| ("http", *address));
+    plain.chain(config.listen_tls.iter().map(|address| ("https", *address)))
+}
+
 /// A whole Python program that reads the object named by its first argument from the first accelerator through this
 /// node and prints its length.
 pub fn boto3_snippet(config: &Config) -> String {
-    let endpoint = config.listen.first().map(|address| url(*address)).unwrap_or_default();
+    let endpoint = doors(config).next().map(|(scheme, address)| url(scheme, address)).unwrap_or_default();
+    let is_unknown = config.listen.is_empty() && config.tls_files.is_none();
+    let verify = if is_unknown { format!("    verify=\"{TRUSTED}\",\n") } else { String::new() };
     let bucket = config.accelerators.first().map(|spec| spec.name.as_str()).unwrap_or_default();
     let region = config.accelerators.first().and_then(|spec| spec.region.as_deref()).unwrap_or("us-east-1");
     let (imports, keys, signature) = if config.anonymous {
@@ -63,7 +90,7 @@ pub fn boto3_snippet(config: &Config) -> String {
              \"s3\",\n    \
              endpoint_url=\"{endpoint}\",\n    \
              region_name=\"{region}\",\n\
-         {keys}    \
+         {verify}{keys}    \
              config=Config(s3={{\"addressing_style\": \"path\"}}{signature}),\n\
          )\n\
          body = s3.get_object(Bucket=\"{bucket}\", Key=sys.argv[1])[\"Body\"].read()\n\
@@ -80,6 +107,17 @@ pub fn check_report(config: &Config, limits: &Limits) -> String {
     };
     for address in &config.listen {
         row("listen", address);
+    }
+    for address in &config.listen_tls {
+        row("listen-tls", address);
+    }
+    match &config.tls_files {
+        Some(files) => {
+            row("cert", &files.cert.display());
+            row("key", &files.key.display());
+        }
+        None if config.listen_tls.is_empty() => {}
+        None => row("cert", &"none: self-signed, made anew with every start"),
     }
     row("admin", &config.admin);
     row("admin-token-file", &if config.admin_token.is_some() { "read" } else { "none" });
@@ -146,6 +184,7 @@ fn rows(limits: &Limits) -> Vec<(&'static str, String)> {
         ram_reserve_bytes,
         send_pinned_bytes_per_connection_max,
         send_pinned_bytes_max,
+        tls_held_bytes_max,
         writer_queue_bytes,
         objects_max,
         metadata_bytes_max,
@@ -169,6 +208,7 @@ fn rows(limits: &Limits) -> Vec<(&'static str, String)> {
         ("ram_reserve_bytes", bytes(ram_reserve_bytes)),
         ("send_pinned_bytes_per_connection_max", bytes(send_pinned_bytes_per_connection_max)),
         ("send_pinned_bytes_max", bytes(send_pinned_bytes_max)),
+        ("tls_held_bytes_max", bytes(tls_held_bytes_max)),
         ("writer_queue_bytes", bytes(writer_queue_bytes)),
         ("objects_max", objects_max.to_string()),
         ("metadata_bytes_max", bytes(metadata_bytes_max)),
@@ -181,11 +221,16 @@ fn rows(limits: &Limits) -> Vec<(&'static str, String)> {
 }
 
 /// An address as a URL that a client on this machine can use.
-fn url(address: SocketAddr) -> String {
+fn url(scheme: &str, address: SocketAddr) -> String {
+    format!("{scheme}://{}", reachable(address))
+}
+
+/// An address at which a client on this machine can reach a door that listens on `address`.
+fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
         ip => ip,
     };
-    format!("http://{}", SocketAddr::new(ip, address.port()))
+    SocketAddr::new(ip, address.port())
 }

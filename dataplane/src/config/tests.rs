@@ -219,20 +219,66 @@ fn the_report_shows_every_part_and_no_secret() {
 #[test]
 fn the_banner_tells_how_to_connect_or_why_not() {
     let config = load(minimal()).expect("a config");
-    let text = banner(&config);
+    let text = banner(&config, None);
     assert!(text.contains("http://127.0.0.1:7070") && text.contains("abc -> s3://bucket, strict"), "{text}");
     assert!(text.contains("403") && !text.contains("boto3"), "{text}");
 
     let open =
         Settings { anonymous: true, listen: vec!["[::]:7070".parse().expect("an address")], ..minimal() };
-    let text = banner(&load(open).expect("a config"));
+    let text = banner(&load(open).expect("a config"), None);
     assert!(text.contains("endpoint_url=\"http://[::1]:7070\""), "{text}");
     assert!(text.contains("signature_version=UNSIGNED") && !text.contains("environ"), "{text}");
 
     let key = ClientKey::new("AK", "SKHIDDEN").expect("a key");
-    let text = banner(&load(Settings { keys: vec![key], ..minimal() }).expect("a config"));
+    let text = banner(&load(Settings { keys: vec![key], ..minimal() }).expect("a config"), None);
     assert!(text.contains("os.environ[\"FOREBAY_SECRET_KEY\"]") && !text.contains("UNSIGNED"), "{text}");
     assert!(!text.contains("SKHIDDEN"), "{text}");
+}
+
+#[test]
+fn certificate_and_key_come_together_and_for_a_door() {
+    let door = || vec!["127.0.0.1:7443".parse().expect("an address")];
+    let with = |cert: Option<&str>, key: Option<&str>, listen_tls| Settings {
+        cert: cert.map(Into::into),
+        key: key.map(Into::into),
+        listen_tls,
+        ..minimal()
+    };
+    for (settings, words) in [
+        (with(Some("c"), None, door()), "cert: it is given without --key"),
+        (with(None, Some("k"), door()), "key: it is given without --cert"),
+        (with(Some("c"), Some("k"), vec![]), "--listen-tls ADDR"),
+        (Settings { listen: door(), ..with(None, None, door()) }, "its own port"),
+        (with(None, None, [door(), door()].concat()), "listen-tls: `127.0.0.1:7443` is given twice"),
+        (
+            Settings {
+                admin: Some("127.0.0.1:7443".parse().expect("an address")),
+                ..with(None, None, door())
+            },
+            "admin",
+        ),
+    ] {
+        let error = refused(settings);
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    let config = load(with(Some("c"), Some("k"), door())).expect("a config");
+    assert_eq!(config.tls_files, Some(TlsFiles { cert: "c".into(), key: "k".into() }));
+    assert!(config.listen.is_empty(), "a plain door that nobody asked for");
+}
+
+#[test]
+fn the_banner_tells_how_to_trust_a_certificate_of_our_own() {
+    let door: SocketAddr = "0.0.0.0:7443".parse().expect("an address");
+    let config = load(Settings { listen_tls: vec![door], anonymous: true, ..minimal() }).expect("a config");
+    let certificates = crate::tls::Certificates::self_signed(&[door]).expect("made");
+    let text = banner(&config, Some(&certificates));
+    assert!(text.contains("serving   https://127.0.0.1:7443   (all addresses"), "{text}");
+    assert!(text.contains(&certificates.fingerprint()), "{text}");
+    assert!(text.contains("ssl.get_server_certificate((\"127.0.0.1\", 7443))"), "{text}");
+    assert_eq!(text.matches("verify=\"forebay.pem\"").count(), 2, "{text}");
+    let both = Settings { listen: vec![LISTEN_DEFAULT], listen_tls: vec![door], ..minimal() };
+    let program = boto3_snippet(&load(both).expect("a config"));
+    assert!(program.contains("http://127.0.0.1:7070") && !program.contains("verify"), "{program}");
 }
 
 proptest! {

@@ -159,6 +159,12 @@ impl Outgoing {
         self.sent = 0;
     }
 
+    /// Gives back the memory of what has left of a header, because the rest may stay for a while.
+    pub fn shrink(&mut self) {
+        self.header.drain(..std::mem::take(&mut self.sent));
+        self.header.shrink_to_fit();
+    }
+
     /// Bytes that have left by reference since it was last asked.
     pub fn take_by_reference(&mut self) -> u64 {
         std::mem::take(&mut self.by_reference)
@@ -173,7 +179,8 @@ impl Outgoing {
         std::iter::once(self.header_left()).chain(self.body.iter().map(Slice::bytes))
     }
 
-    fn io_slices(&self) -> SmallVec<[IoSlice<'_>; SLICES_MAX + 1]> {
+    /// What is left, as one vector. Only for what ends in a system call or in encryption.
+    pub(crate) fn io_slices(&self) -> SmallVec<[IoSlice<'_>; SLICES_MAX + 1]> {
         self.pieces().filter(|piece| !piece.is_empty()).map(IoSlice::new).collect()
     }
 }

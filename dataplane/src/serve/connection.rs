@@ -20,6 +20,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::Worker;
 use super::body::BodyReader;
 use super::forward::{self, Forgetting};
+use super::link::{Link, Opened, Sent, Wire};
 use super::reply::{Payload, Reply};
 use super::request::{self, Read, Route};
 use super::stream::ObjectStream;
@@ -42,21 +43,32 @@ const LINGER_MAX: Duration = Duration::from_secs(2);
 const LINGER_BYTES_MAX: usize = 16 << 20;
 
 /// Serves a connection until its end, and says why it ended.
-pub(super) async fn serve(worker: &Rc<Worker>, socket: Socket) -> CloseReason {
+pub(super) async fn serve(worker: &Rc<Worker>, socket: Socket, wire: &Wire) -> CloseReason {
+    let (link, is_bare) = match Link::open(worker, socket, wire).await {
+        Opened::Link(link) => (link, false),
+        Opened::Bare(socket) => (Link::Plain(socket), true),
+        Opened::Ended(reason) => return reason,
+    };
     let mut connection = Connection {
         worker: Rc::clone(worker),
-        socket,
+        link,
         lingers: false,
         guard: worker.watch(),
         buffer: Vec::with_capacity(BUFFER_BYTES),
         header: Vec::with_capacity(1024),
     };
-    loop {
-        if let Err(Ended(reason)) = connection.exchange().await {
-            connection.linger(reason).await;
-            return reason;
-        }
+    let Ended(reason) = if is_bare { connection.refuse_bare().await } else { connection.exchanges().await };
+    if is_orderly(reason) {
+        connection.link.farewell(worker).await;
     }
+    connection.linger(reason).await;
+    reason
+}
+
+/// Whether the client has everything that it was promised.
+fn is_orderly(reason: CloseReason) -> bool {
+    use CloseReason::{BadRequest, Client, Drain, Finished, HeadTimeout, Idle};
+    matches!(reason, Client | Finished | Idle | HeadTimeout | BadRequest | Drain)
 }
 
 /// The connection is over.
@@ -65,7 +77,7 @@ pub(super) struct Ended(pub(super) CloseReason);
 
 pub(super) struct Connection {
     pub(super) worker: Rc<Worker>,
-    socket: Socket,
+    link: Link,
     /// The client may still be sending behind the last answer.
     lingers: bool,
     guard: WatchGuard,
@@ -76,6 +88,15 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// Requests and their answers, to the end.
+    async fn exchanges(&mut self) -> Ended {
+        loop {
+            if let Err(ended) = self.exchange().await {
+                return ended;
+            }
+        }
+    }
+
     /// One request and its answer.
     async fn exchange(&mut self) -> Result<(), Ended> {
         let head = self.read_head().await?;
@@ -145,7 +166,7 @@ impl Connection {
         let received = timeout_at(deadline, async {
             tokio::select! {
                 biased;
-                received = worker.engine.recv(&self.socket, buffer) => Some(received),
+                received = self.link.recv(&worker, buffer) => Some(received),
                 () = worker.drained(), if idle => None,
             }
         });
@@ -167,12 +188,23 @@ impl Connection {
     }
 
     async fn refuse_head(&mut self, error: HeadError) -> Result<RequestHead, Ended> {
-        let request_id = self.worker.request_id();
-        let date = self.worker.date();
-        let reply = Reply::error(error.status(), "InvalidRequest", &error.to_string(), b"", &request_id);
-        if matches!(reply.status, 414 | 431) {
+        if matches!(error.status(), 414 | 431) {
             self.worker.counters.bump(Counter::LimitRefusals(Limit::Head), 1);
         }
+        Err(self.refuse(error.status(), &error.to_string()).await)
+    }
+
+    /// Answers a client that came to the door of HTTPS without TLS, in words that it understands.
+    async fn refuse_bare(&mut self) -> Ended {
+        self.refuse(400, "this port speaks HTTPS only: use https:// in the URL, or the port for plain HTTP")
+            .await
+    }
+
+    /// Answers what is no request, for the last time on this connection.
+    async fn refuse(&mut self, status: u16, message: &str) -> Ended {
+        let request_id = self.worker.request_id();
+        let date = self.worker.date();
+        let reply = Reply::error(status, "InvalidRequest", message, b"", &request_id);
         let outcome = reply.outcome();
         let Payload::Own(body) = reply.payload else { unreachable!("errors have a body of ours") };
         let mut head = ResponseHead::new(reply.status, &date);
@@ -186,8 +218,10 @@ impl Connection {
         bytes.extend_from_slice(&body);
         self.count(outcome, reply.status);
         self.lingers = true;
-        self.send(Outgoing::header(bytes)).await?;
-        Err(Ended(CloseReason::BadRequest))
+        match self.send(Outgoing::header(bytes)).await {
+            Ok(()) => Ended(CloseReason::BadRequest),
+            Err(ended) => ended,
+        }
     }
 
     /// Behind a whole answer to half a request: says that nothing more will be sent, and receives what is on its way,
@@ -198,15 +232,20 @@ impl Connection {
         if !self.lingers || !is_answered {
             return;
         }
-        if self.worker.engine.shutdown_write(&self.socket).is_err() {
+        if self.link.shutdown_write(&self.worker).is_err() {
             return;
         }
         let deadline = Instant::now() + LINGER_MAX;
+        let mut buffer = std::mem::take(&mut self.buffer);
         let mut left = LINGER_BYTES_MAX;
         while left > 0 {
-            self.buffer.clear();
-            match self.receive_until(deadline, false).await {
-                Ok(received) if received > 0 => left = left.saturating_sub(received),
+            buffer.clear();
+            buffer.reserve(BUFFER_BYTES);
+            match timeout_at(deadline, self.link.recv_to_discard(&self.worker, buffer)).await {
+                Ok((Ok(received), back)) if received > 0 => {
+                    buffer = back;
+                    left = left.saturating_sub(received);
+                }
                 _ => return,
             }
         }
@@ -281,8 +320,9 @@ impl Connection {
     /// Sends bytes of our own, all of them.
     async fn send(&mut self, mut outgoing: Outgoing) -> Result<(), Ended> {
         loop {
-            outgoing = self.send_once(outgoing).await?;
-            if outgoing.is_empty() {
+            let sent = self.send_once(outgoing).await?;
+            outgoing = sent.outgoing;
+            if sent.is_whole {
                 outgoing.clear();
                 if outgoing.header.capacity() <= HEADER_BYTES_KEPT {
                     self.header = outgoing.header;
@@ -294,18 +334,18 @@ impl Connection {
     }
 
     /// One send; what comes back has not left, because the send was interrupted.
-    async fn send_once(&self, outgoing: Outgoing) -> Result<Outgoing, Ended> {
+    async fn send_once(&mut self, outgoing: Outgoing) -> Result<Sent, Ended> {
         let pinned = outgoing.body_len() as u64;
         let _pinned = if pinned > 0 { Some(self.worker.pin(pinned).await) } else { None };
         let watch = &self.guard.watch;
         watch.begin(self.worker.tick());
-        let (sent, mut outgoing) = self.worker.engine.send(&self.socket, outgoing, watch).await;
+        let (result, mut sent) = self.link.send(&self.worker, outgoing, watch).await;
         watch.end();
-        match sent {
-            Ok(sent) => {
-                self.worker.counters.bump(Counter::SentBytes, sent as u64);
-                self.worker.counters.bump(Counter::SentByReferenceBytes, outgoing.take_by_reference());
-                Ok(outgoing)
+        match result {
+            Ok(count) => {
+                self.worker.counters.bump(Counter::SentBytes, count as u64);
+                self.worker.counters.bump(Counter::SentByReferenceBytes, sent.outgoing.take_by_reference());
+                Ok(sent)
             }
             Err(_) => Err(Ended(CloseReason::SendFailed)),
         }
@@ -314,7 +354,7 @@ impl Connection {
     /// Waits for the reader, holding no lease.
     async fn wait_writable(&self) -> Result<(), Ended> {
         let stall = self.worker.node.limits.send_stall;
-        match timeout(stall, self.worker.engine.writable(&self.socket)).await {
+        match timeout(stall, self.link.writable(&self.worker)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) => Err(Ended(CloseReason::SendFailed)),
             Err(_) => {
@@ -338,9 +378,9 @@ impl Connection {
                 self.gather(&mut outgoing, &mut stream);
             }
             let sliced = stream.position();
-            let (unsent, fetched) = both(self.send_once(outgoing), stream.next()).await?;
-            outgoing = unsent;
-            if !outgoing.is_empty() {
+            let (sent, fetched) = both(self.send_once(outgoing), stream.next()).await?;
+            outgoing = sent.outgoing;
+            if !sent.is_whole {
                 // The reader pauses: only the offset is kept.
                 let position = sliced - outgoing.body_len() as u64;
                 drop(fetched);
@@ -421,9 +461,9 @@ fn cut(error: &dyn std::error::Error) -> Ended {
 
 /// Both futures. The second is given up if the first ends in an error or with something left.
 async fn both<T>(
-    sending: impl Future<Output = Result<Outgoing, Ended>>,
+    sending: impl Future<Output = Result<Sent, Ended>>,
     fetching: impl Future<Output = T>,
-) -> Result<(Outgoing, Option<T>), Ended> {
+) -> Result<(Sent, Option<T>), Ended> {
     let (mut sending, mut fetching) = (pin!(sending), pin!(fetching));
     let (mut sent, mut fetched) = (None, None);
     poll_fn(|context| {
@@ -431,7 +471,7 @@ async fn both<T>(
             && let Poll::Ready(result) = sending.as_mut().poll(context)
         {
             match result {
-                Ok(outgoing) => sent = Some(outgoing),
+                Ok(done) => sent = Some(done),
                 Err(ended) => return Poll::Ready(Err(ended)),
             }
         }
@@ -442,9 +482,7 @@ async fn both<T>(
         }
         match (sent.take(), fetched.take()) {
             // An interrupted send waits for nothing: what it still holds may be what the fetch waits for.
-            (Some(outgoing), result) if result.is_some() || !outgoing.is_empty() => {
-                Poll::Ready(Ok((outgoing, result)))
-            }
+            (Some(sent), result) if result.is_some() || !sent.is_whole => Poll::Ready(Ok((sent, result))),
             (left, right) => {
                 (sent, fetched) = (left, right);
                 Poll::Pending

@@ -29,6 +29,7 @@ pub(super) struct Door {
     pub(super) peers: Box<[Peer]>,
     pub(super) cores: Vec<usize>,
     pub(super) addresses: Vec<SocketAddr>,
+    pub(super) tls_addresses: Vec<SocketAddr>,
     pub(super) engine: EngineKind,
     pub(super) is_registered: bool,
     pub(super) store: Option<Arc<Store>>,
@@ -50,7 +51,12 @@ impl NodeDoor for Door {
             ready: !self.node.is_draining(),
             draining: self.node.is_draining(),
             engine: self.engine.word().to_owned(),
-            listen: self.addresses.iter().map(ToString::to_string).collect(),
+            listen: self
+                .addresses
+                .iter()
+                .map(ToString::to_string)
+                .chain(self.tls_addresses.iter().map(|address| format!("https://{address}")))
+                .collect(),
             workers: self.cores.iter().zip(&self.peers).map(worker).collect(),
             accelerators: self
                 .node

@@ -1,18 +1,21 @@
 //! Sockets in, bytes out: workers, connections, requests.
 //!
-//! [`worker`] is one core's world; [`connection`] speaks HTTP/1.1; [`request`] decides, for whatever door;
-//! [`stream`] yields an object's bytes; [`forward`] hands on what is not ours to answer.
+//! [`worker`] is one core's world; [`link`] is a connection's bare socket, or TLS over it; [`connection`] speaks
+//! HTTP/1.1; [`request`] decides, for whatever door; [`stream`] yields an object's bytes; [`forward`] hands on what
+//! is not ours to answer.
 #![forbid(unsafe_code)]
 
 mod body;
 mod connection;
 mod door;
 pub(crate) mod forward;
+mod link;
 mod reply;
 mod request;
 mod run;
 mod stream;
 mod worker;
 
+pub use self::link::Wire;
 pub use self::run::run;
 pub use self::worker::{Order, Peer, Worker};

@@ -20,6 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::door::Door;
+use super::link::Wire;
 use super::worker::{Order, Peer, Worker};
 use crate::admin::{AdminDoor, NodeDoor};
 use crate::arena::{Arena, ArenaOptions, PAGE_BYTES};
@@ -27,11 +28,12 @@ use crate::auth::Keys;
 use crate::config::{self, Config, EngineChoice, Limits};
 use crate::engine::portable::{Portable, READS_MAX};
 use crate::engine::{Engine, probe, task, uring};
-use crate::metrics::{EngineKind, Gauge, Metrics};
+use crate::metrics::{Counter, EngineKind, Gauge, Metrics, Reload};
 use crate::node::{Accelerator, Drives, Node};
 use crate::origin::{Credentials, Origin, OriginKind, OriginLimits, OriginTarget};
 use crate::policy::Policy;
 use crate::store::{DriveSpec, Store, StoreOptions, WriterEngine};
+use crate::tls::Certificates;
 
 /// Connections that the kernel keeps for us while we are busy.
 const BACKLOG: i32 = 4096;
@@ -48,6 +50,8 @@ const LENT_FOR: Duration = Duration::from_mins(1);
 const LENT_SHARE: u64 = 4;
 /// What is registered is looked at when one page in so many has been renewed since.
 const REGISTER_SHARE: u64 = 32;
+/// What is spoken over TLS at the HTTPS door.
+const HTTPS_PROTOCOLS: &[&[u8]] = &[b"http/1.1"];
 /// Threads of each worker that look up names.
 const LOOK_UPS: usize = 2;
 
@@ -57,6 +61,7 @@ const LOOK_UPS: usize = 2;
 /// Anything that keeps the node from starting, with what to do about it.
 pub fn run(config: &Config) -> Result<()> {
     let limits = Limits::derive(config)?;
+    let certificates = certificates(config)?;
     config::raise_descriptor_limit().context("raising the limit of open files")?;
     let engine = choose_engine(config.engine)?;
     let arena = Arena::build(ArenaOptions {
@@ -83,9 +88,25 @@ pub fn run(config: &Config) -> Result<()> {
         Credentials::anonymous()
     };
     let admin = AdminDoor::bind(&config.admin, config.admin_token.clone())?;
-    let listeners = bind(config)?;
-    let addresses: Vec<_> = listeners[0].iter().map(|(address, _)| *address).collect();
-    let shown = Config { listen: addresses.clone(), admin: admin.address()?, ..config.clone() };
+    let workers = config.cores.workers.len();
+    let (addresses, plain) = bind(&config.listen, workers)?;
+    let (tls_addresses, encrypted) = bind(&config.listen_tls, workers)?;
+    let mut listeners: Vec<Listeners> = plain
+        .into_iter()
+        .map(|sockets| sockets.into_iter().map(|socket| (socket, Wire::Plain)).collect())
+        .collect();
+    if let Some(certificates) = &certificates {
+        let wire = Wire::Tls(certificates.server_config(HTTPS_PROTOCOLS));
+        for (listeners, sockets) in listeners.iter_mut().zip(encrypted) {
+            listeners.extend(sockets.into_iter().map(|socket| (socket, wire.clone())));
+        }
+    }
+    let shown = Config {
+        listen: addresses.clone(),
+        listen_tls: tls_addresses.clone(),
+        admin: admin.address()?,
+        ..config.clone()
+    };
 
     let is_registered = registry.is_some();
     let start = Start {
@@ -102,6 +123,7 @@ pub fn run(config: &Config) -> Result<()> {
         peers: peers.clone(),
         cores: config.cores.workers.clone(),
         addresses,
+        tls_addresses,
         engine,
         is_registered,
         store: drives.clone(),
@@ -111,8 +133,8 @@ pub fn run(config: &Config) -> Result<()> {
     // Only now: threads inherit where they are pinned and how nice they are.
     config.cores.settle_house_thread();
     let door = admin.spawn(door, &config.cores)?;
-    println!("{}", config::banner(&shown));
-    house_runtime()?.block_on(keep_house(config, &node, &peers, drained))?;
+    println!("{}", config::banner(&shown, certificates.as_deref()));
+    house_runtime()?.block_on(keep_house(config, &node, &peers, drained, certificates.as_deref()))?;
     door.stop();
     if let Some(store) = drives {
         store.close();
@@ -231,11 +253,32 @@ fn keys(config: &Config) -> Result<Keys> {
     Ok(keys)
 }
 
-/// For each worker its own socket on every address: the kernel spreads connections over them.
-fn bind(config: &Config) -> Result<Vec<Vec<(SocketAddr, OwnedFd)>>> {
-    let mut addresses = config.listen.clone();
+/// The certificate of the doors that show one.
+fn certificates(config: &Config) -> Result<Option<Arc<Certificates>>> {
+    if config.listen_tls.is_empty() {
+        return Ok(None);
+    }
+    if let Some(files) = &config.tls_files {
+        return Ok(Some(Certificates::open(files)?));
+    }
+    let certificates = Certificates::self_signed(&config.listen_tls)?;
+    tracing::warn!(
+        sha256 = certificates.fingerprint(),
+        "HTTPS with a self-signed certificate, a new one with every start: no client trusts it until it is told to; \
+         give a real one with --cert PEM --key PEM"
+    );
+    Ok(Some(certificates))
+}
+
+/// A worker's sockets, and what their connections speak.
+type Listeners = Vec<(OwnedFd, Wire)>;
+
+/// For each worker its own socket on every address: the kernel spreads connections over them. The addresses as they
+/// are, then the sockets of each worker.
+fn bind(addresses: &[SocketAddr], workers: usize) -> Result<(Vec<SocketAddr>, Vec<Vec<OwnedFd>>)> {
+    let mut addresses = addresses.to_vec();
     let mut all = Vec::new();
-    for worker in 0..config.cores.workers.len() {
+    for worker in 0..workers {
         let mut sockets = Vec::new();
         for address in &mut addresses {
             // From the second worker on, the port is taken: by us.
@@ -243,11 +286,11 @@ fn bind(config: &Config) -> Result<Vec<Vec<(SocketAddr, OwnedFd)>>> {
                 .with_context(|| format!("listening on {address}; is another program on that port?"))?;
             // Port 0 means any, but the same for all workers.
             *address = socket.local_addr()?.as_socket().context("an internet address")?;
-            sockets.push((*address, socket.into()));
+            sockets.push(socket.into());
         }
         all.push(sockets);
     }
-    Ok(all)
+    Ok((addresses, all))
 }
 
 fn bind_one(address: SocketAddr, must_be_free: bool) -> io::Result<RawSocket> {
@@ -291,7 +334,7 @@ type Handles = Vec<thread::JoinHandle<()>>;
 fn start_workers(
     start: &Start,
     config: &Config,
-    listeners: Vec<Vec<(SocketAddr, OwnedFd)>>,
+    listeners: Vec<Listeners>,
 ) -> Result<(Box<[Peer]>, Handles)> {
     let (peers, orders): (Vec<_>, Vec<_>) = config
         .cores
@@ -357,7 +400,7 @@ struct Setup {
 impl Setup {
     async fn serve(
         self,
-        listeners: Vec<(SocketAddr, OwnedFd)>,
+        listeners: Listeners,
         orders: mpsc::UnboundedReceiver<Order>,
         report: &std::sync::mpsc::Sender<Result<()>>,
     ) -> Result<()> {
@@ -393,9 +436,9 @@ impl Setup {
         if let Some(registered) = &self.registered {
             register(registered);
         }
-        for (_, listener) in listeners {
+        for (listener, wire) in listeners {
             let listener = worker.engine.adopt(listener)?;
-            task::spawn(Rc::clone(&worker).accept(listener));
+            task::spawn(Rc::clone(&worker).accept(listener, wire));
         }
         // The receiver is gone only if the start has failed elsewhere.
         let _ = report.send(Ok(()));
@@ -484,12 +527,42 @@ fn house_runtime() -> Result<tokio::runtime::Runtime> {
     Builder::new_current_thread().enable_all().build().context("starting the house runtime")
 }
 
+/// Reads the certificate again whenever the operator says so (SIGHUP). Without a door that shows one it leaves the
+/// signal alone. Does not end but by a failure to listen for it.
+async fn reload_at_hangup(node: &Node, certificates: Option<&Certificates>) -> Result<()> {
+    let Some(certificates) = certificates else { return pending().await };
+    let mut hangup = signal(SignalKind::hangup())?;
+    while hangup.recv().await.is_some() {
+        let outcome = match certificates.reload() {
+            Ok(true) => {
+                tracing::info!(sha256 = certificates.fingerprint(), "certificate and key were read again");
+                Reload::Loaded
+            }
+            Ok(false) => {
+                tracing::warn!("SIGHUP: the certificate is self-signed; there are no files to read again");
+                continue;
+            }
+            Err(error) => {
+                tracing::error!(
+                    error = format!("{:#}", anyhow::Error::from(error)),
+                    sha256 = certificates.fingerprint(),
+                    "SIGHUP: the certificate stays as it was"
+                );
+                Reload::Refused
+            }
+        };
+        node.metrics.bump(Counter::CertificateReloads(outcome), 1);
+    }
+    pending().await
+}
+
 /// Waits for the end, then for those who are still being served.
 async fn keep_house(
     config: &Config,
     node: &Node,
     peers: &[Peer],
     mut drain: mpsc::UnboundedReceiver<()>,
+    certificates: Option<&Certificates>,
 ) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -497,6 +570,7 @@ async fn keep_house(
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
         _ = drain.recv() => "an order at the admin door",
+        failed = reload_at_hangup(node, certificates) => return failed,
     };
     tracing::info!(why, connections = node.connections(), "draining");
     node.set_draining();

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use slab::Slab;
 use tokio::sync::{Notify, mpsc};
 
 use super::connection;
+use super::link::{Spares, Wire};
 use super::stream::RAM_SAMPLE;
 use crate::engine::uring::Registered;
 use crate::engine::{Engine, SendWatch, Socket, task};
@@ -38,8 +40,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// What another thread asks of a worker.
 #[derive(Debug)]
 pub enum Order {
-    /// Serve this connection.
-    Connection(OwnedFd),
+    /// Serve this connection, which speaks so.
+    Connection(OwnedFd, Wire),
     /// The arena has grown, or much of it is new: this can be registered.
     Register(Registered),
     /// Finish what there is.
@@ -78,6 +80,9 @@ pub struct Worker {
     unpinned: Notify,
     pinning: Cell<usize>,
     deletions: Cell<usize>,
+    /// Ciphertext that waits for readers who pause, bytes.
+    held_ciphertext: Cell<u64>,
+    pub(super) spares: Spares,
 }
 
 impl Worker {
@@ -110,6 +115,8 @@ impl Worker {
             unpinned: Notify::new(),
             pinning: Cell::new(0),
             deletions: Cell::new(0),
+            held_ciphertext: Cell::new(0),
+            spares: Spares::default(),
         });
         task::spawn(sweep(Rc::downgrade(&worker)));
         worker
@@ -120,11 +127,11 @@ impl Worker {
         &self.origins[usize::from(accelerator)]
     }
 
-    /// Accepts for ever.
-    pub async fn accept(self: Rc<Self>, listener: Socket) {
+    /// Accepts for ever; `wire` is what the listener's connections speak.
+    pub async fn accept(self: Rc<Self>, listener: Socket, wire: Wire) {
         loop {
             match self.engine.accept(&listener).await {
-                Ok(fd) => self.place(fd),
+                Ok(fd) => self.place(fd, &wire),
                 Err(error) => {
                     tracing::warn!(%error, "accept failed");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -134,7 +141,7 @@ impl Worker {
     }
 
     /// Gives a connection to the worker with the fewest.
-    fn place(self: &Rc<Self>, fd: OwnedFd) {
+    fn place(self: &Rc<Self>, fd: OwnedFd, wire: &Wire) {
         if self.node.is_draining() || !self.node.admit_connection() {
             // Closed without a word: whoever comes next may find room, and a reply would need a request.
             self.counters.bump(Counter::LimitRefusals(Limit::Connections), 1);
@@ -151,22 +158,22 @@ impl Worker {
         let chosen = if fewest + 1 < own { least } else { self.index };
         self.peers[chosen].load.fetch_add(1, Ordering::Relaxed);
         if chosen == self.index {
-            self.take(fd);
-        } else if self.peers[chosen].orders.send(Order::Connection(fd)).is_err() {
+            self.take(fd, wire.clone());
+        } else if self.peers[chosen].orders.send(Order::Connection(fd, wire.clone())).is_err() {
             self.peers[chosen].load.fetch_sub(1, Ordering::Relaxed);
             self.node.release_connection();
         }
     }
 
     /// Serves a connection that was placed here.
-    pub fn take(self: &Rc<Self>, fd: OwnedFd) {
+    pub fn take(self: &Rc<Self>, fd: OwnedFd, wire: Wire) {
         let admitted = Admitted(Rc::clone(self));
         // Small answers leave at once; a socket that does not know the option is gone already.
         let _ = socket2::SockRef::from(&fd).set_tcp_nodelay(true);
         match self.engine.adopt(fd) {
             Ok(socket) => {
                 task::spawn(async move {
-                    Rc::clone(&admitted.0).serve(socket).await;
+                    Rc::clone(&admitted.0).serve(socket, wire).await;
                     drop(admitted);
                 });
             }
@@ -175,11 +182,11 @@ impl Worker {
     }
 
     /// Serves a socket until its end.
-    pub async fn serve(self: Rc<Self>, socket: Socket) {
+    pub async fn serve(self: Rc<Self>, socket: Socket, wire: Wire) {
         self.counters.bump(Counter::ConnectionsOpened, 1);
         self.counters.adjust(Gauge::Connections, 1);
         let _open = Open(&self);
-        let reason: CloseReason = connection::serve(&self, socket).await;
+        let reason: CloseReason = connection::serve(&self, socket, &wire).await;
         self.counters.bump(Counter::ConnectionsClosed(reason), 1);
     }
 
@@ -192,7 +199,7 @@ impl Worker {
     ) {
         while let Some(order) = orders.recv().await {
             match order {
-                Order::Connection(fd) => self.take(fd),
+                Order::Connection(fd, wire) => self.take(fd, wire),
                 Order::Register(registered) => register(&registered),
                 Order::Drain => self.drain(),
             }
@@ -275,6 +282,21 @@ impl Worker {
         })
     }
 
+    /// The right to keep ciphertext for a reader who pauses.
+    ///
+    /// # Errors
+    /// Too much is kept already.
+    pub(super) fn hold_ciphertext(self: &Rc<Self>, bytes: usize) -> io::Result<HeldCiphertext> {
+        let share = self.node.limits.tls_held_bytes_max / self.peers.len().max(1) as u64;
+        let held = self.held_ciphertext.get() + bytes as u64;
+        if held > share {
+            self.counters.bump(Counter::LimitRefusals(Limit::TlsHeld), 1);
+            return Err(io::Error::other("readers who pause hold too much ciphertext"));
+        }
+        self.held_ciphertext.set(held);
+        Ok(HeldCiphertext { worker: Rc::clone(self), bytes: bytes as u64 })
+    }
+
     fn is_pressed(&self) -> bool {
         self.pinning.get() > 0 || self.node.arena.is_awaited()
     }
@@ -353,6 +375,19 @@ impl Drop for Pinned<'_> {
         if self.worker.pinning.get() > 0 {
             self.worker.unpinned.notify_waiters();
         }
+    }
+}
+
+/// Ciphertext that waits for a reader.
+#[derive(Debug)]
+pub(super) struct HeldCiphertext {
+    worker: Rc<Worker>,
+    bytes: u64,
+}
+
+impl Drop for HeldCiphertext {
+    fn drop(&mut self) {
+        self.worker.held_ciphertext.set(self.worker.held_ciphertext.get() - self.bytes);
     }
 }
 

@@ -59,7 +59,7 @@ impl Shown {
 }
 
 impl Certificates {
-    /// Reads the operator's pair. What is allowed but probably not meant is a warning in the log.
+    /// Reads the operator's pair.
     ///
     /// # Errors
     /// Which file cannot be used, why, and what to do.

@@ -13,6 +13,17 @@ use rustls::sign::CertifiedKey;
 
 use super::TlsFiles;
 
+impl TlsFiles {
+    /// What is allowed but probably not meant: a key that is no secret. A group that may read it is often meant.
+    pub fn warning(&self) -> Option<String> {
+        let is_open = fs::metadata(&self.key).is_ok_and(|about| about.permissions().mode() & 0o004 != 0);
+        is_open.then(|| {
+            let key = self.key.display();
+            format!("key: every user of this machine may read the private key in {key}: chmod 600 {key}")
+        })
+    }
+}
+
 /// Why a pair of files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
@@ -95,12 +106,6 @@ pub(super) fn read(files: &TlsFiles, provider: &CryptoProvider) -> Result<Certif
 
 fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, PairError> {
     let text = read_file("--key", path)?;
-    if everybody_may_read(path) {
-        tracing::warn!(
-            "--key: every user of this machine may read the private key in {p}: chmod 600 {p}",
-            p = path.display()
-        );
-    }
     PrivateKeyDer::from_pem_slice(&text).map_err(|source| match source {
         pem::Error::NoItemsFound if holds(&text, b"ENCRYPTED") => PairError::Encrypted(path.to_owned()),
         pem::Error::NoItemsFound => PairError::NoKey(path.to_owned()),
@@ -110,10 +115,6 @@ fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, PairError> {
 
 fn read_file(flag: &'static str, path: &Path) -> Result<Vec<u8>, PairError> {
     fs::read(path).map_err(|source| PairError::Read { flag, path: path.to_owned(), source })
-}
-
-fn everybody_may_read(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|about| about.permissions().mode() & 0o004 != 0)
 }
 
 fn holds(text: &[u8], word: &[u8]) -> bool {
@@ -183,7 +184,8 @@ mod tests {
         fs::write(&key, "").expect("written");
         for (mode, open) in [(0o600, false), (0o640, false), (0o644, true)] {
             fs::set_permissions(&key, fs::Permissions::from_mode(mode)).expect("changed");
-            assert_eq!(everybody_may_read(&key), open, "{mode:o}");
+            let warning = TlsFiles { cert: key.clone(), key: key.clone() }.warning();
+            assert_eq!(warning.is_some_and(|words| words.contains("chmod 600")), open, "{mode:o}");
         }
     }
 }
