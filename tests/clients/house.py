@@ -5,11 +5,13 @@ id, every wait is bounded, and a failing run shows the log of the node.
 """
 
 import atexit
+import hashlib
 import json
 import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -58,6 +60,11 @@ class Tally:
         """Prints the closing line; the value is the exit status."""
         print(f"{self.passed} passed, {self.failed} failed")
         return 1 if self.failed or not self.passed else 0
+
+
+def sha256_of(der):
+    """Of a certificate, in the form that the node and openssl print."""
+    return ":".join(f"{byte:02X}" for byte in hashlib.sha256(der).digest())
 
 
 def free_port():
@@ -138,13 +145,22 @@ class S3Origin(Process):
 
 
 class Node(Process):
-    """forebay-node, ready to serve. Accelerators are names, all bound to the origin's bucket."""
+    """forebay-node, ready to serve. Accelerators are names, all bound to the origin's bucket.
 
-    def __init__(self, engine, origin, names, memory, drive_size=None, environment=None, anonymous=True, options=""):
+    With `tls` it has an HTTPS door as well: `tls` is the pair (certificate, key) of files, or "self-signed".
+    """
+
+    def __init__(self, engine, origin, names, memory, drive_size=None, environment=None, anonymous=True, options="",
+                 tls=None, cores="auto"):
         self.data = f"127.0.0.1:{free_port()}"
         self.admin = f"127.0.0.1:{free_port()}"
         arguments = [os.environ["FOREBAY_NODE"], "serve", "--engine", engine, "--listen", self.data,
-                     "--admin", self.admin, "--memory", memory]
+                     "--admin", self.admin, "--memory", memory, "--cores", cores]
+        if tls:
+            self.tls_port = free_port()
+            arguments += ["--listen-tls", f"127.0.0.1:{self.tls_port}"]
+        if tls and tls != "self-signed":
+            arguments += ["--cert", tls[0], "--key", tls[1]]
         for name in names:
             arguments += ["--accelerator",
                           f"{name}=s3://{origin.bucket},endpoint={origin.url},region={REGION}{options}"]
@@ -157,6 +173,15 @@ class Node(Process):
         })
         self.url = f"http://{self.data}"
         self.until("it was ready", self._ready)
+        if tls:
+            self.tls_url = f"https://127.0.0.1:{self.tls_port}"
+            self.trusted = os.path.join(room(), "trusted.pem")
+            self.trust()
+
+    def trust(self):
+        """Fetches the certificate that is shown now into the file `trusted`, as the banner tells people to."""
+        with open(self.trusted, "w") as file:
+            file.write(ssl.get_server_certificate(("127.0.0.1", self.tls_port), timeout=PATIENCE))
 
     def _ready(self):
         try:
@@ -169,18 +194,31 @@ class Node(Process):
         """boto3, unsigned unless keys are given."""
         if not settings:
             settings = {"config": Config(signature_version=UNSIGNED, s3={"addressing_style": "path"})}
-        return boto3.client("s3", endpoint_url=self.url, region_name=REGION, **settings)
+        return boto3.client("s3", **{"endpoint_url": self.url, "region_name": REGION, **settings})
+
+    def tls_client(self):
+        """boto3 through HTTPS, unsigned."""
+        config = Config(signature_version=UNSIGNED, s3={"addressing_style": "path"})
+        return self.client(endpoint_url=self.tls_url, verify=self.trusted, config=config)
 
     def metric(self, name):
         """The sum over all label sets of one metric."""
+        return sum(value for series, value in self._metrics() if series.split("{")[0] == name)
+
+    def series(self, series):
+        """One metric with its labels, as it is written."""
+        return next(value for name, value in self._metrics() if name == series)
+
+    def _metrics(self):
         with urllib.request.urlopen(f"http://{self.admin}/metrics", timeout=PATIENCE) as answer:
             lines = answer.read().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines
-                   if line.split("{")[0].split(" ")[0] == name)
+        return [(line.rsplit(" ", 1)[0], float(line.rsplit(" ", 1)[1])) for line in lines if line[0] != "#"]
 
 
-def curl(jobs, folder):
-    """Runs curl once for many requests. A job is (url, range or None, file); gives (status, tier) for each."""
+def curl(jobs, folder, trusted=None):
+    """Runs curl once for many requests. A job is (url, range or None, file); gives (status, tier) for each.
+
+    `trusted` is the file with the certificate of an https:// URL."""
     lines = []
     for number, (url, wanted, file) in enumerate(jobs):
         if number:
@@ -188,6 +226,8 @@ def curl(jobs, folder):
         lines += ["silent", f'url = "{url}"', f'output = "{file}"', f"max-time = {PATIENCE}"]
         if wanted:
             lines.append(f'range = "{wanted}"')
+        if trusted:
+            lines.append(f'cacert = "{trusted}"')
         lines.append('write-out = "%{http_code} [%header{x-forebay-cache}] %{errormsg}\\n"')
     script = os.path.join(folder, "curl.conf")
     with open(script, "w") as file:

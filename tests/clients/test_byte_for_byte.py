@@ -2,8 +2,9 @@
 """Every byte that boto3 put into a real S3 server comes back through the node, to boto3 and to curl.
 
 Objects of the sizes where blocks, extents and multipart uploads begin and end; whole and in 500 random ranges;
-cold, from RAM and from the drive; on both engines. `x-forebay-cache` proves which tier answered, and the origin's
-counters prove that it was left alone. FOREBAY_TEST_SEED replays a run.
+cold, from RAM and from the drive; on both engines; through the doors of HTTP and HTTPS; with as many workers as there
+are cores, and with one. `x-forebay-cache` proves which tier answered, and the origin's counters prove that it was left
+alone. FOREBAY_TEST_SEED replays a run.
 """
 
 import io
@@ -27,8 +28,8 @@ class Boto:
 
     name = "boto3"
 
-    def __init__(self, node, accelerator):
-        self.client, self.accelerator = node.client(), accelerator
+    def __init__(self, node, accelerator, tls=False):
+        self.client, self.accelerator = node.tls_client() if tls else node.client(), accelerator
 
     def whole(self, keys):
         for key in keys:
@@ -65,8 +66,9 @@ class Curl:
 
     name = "curl"
 
-    def __init__(self, node, accelerator):
-        self.url, self.folder = f"{node.url}/{accelerator}", house.room()
+    def __init__(self, node, accelerator, tls=False):
+        self.url, self.folder = f"{node.tls_url if tls else node.url}/{accelerator}", house.room()
+        self.trusted = node.trusted if tls else None
 
     def whole(self, keys):
         for key, (body, tier, _) in zip(keys, self._run([(key, None) for key in keys])):
@@ -83,7 +85,7 @@ class Curl:
         for file in files:
             open(file, "w").close()  # curl makes no file for an empty body
         jobs = [(f"{self.url}/{key}", text, file) for (key, text), file in zip(asks, files)]
-        answers = house.curl(jobs, self.folder)
+        answers = house.curl(jobs, self.folder, self.trusted)
         for file, (status, tier) in zip(files, answers):
             with open(file, "rb") as body:
                 yield body.read(), tier, status
@@ -154,22 +156,33 @@ def main():
 
 def through(tally, label, engine, kind, origin, objects, wanted):
     """One engine and one client: cold, RAM, drive."""
-    with house.Node(engine, origin, ["whole", "ranges"], memory="1GiB") as node:
+    with house.Node(engine, origin, ["whole", "ranges", "tls-ranges"], memory="1GiB", tls="self-signed") as node:
         whole, ranges = kind(node, "whole"), kind(node, "ranges")
+        tls_whole, tls_ranges = kind(node, "whole", tls=True), kind(node, "tls-ranges", tls=True)
         read_whole(tally, f"{label} cold", whole, objects, ["miss"])
-        for key, body in whole.download(list(objects)):
-            tally.check(f"{label} download_file {key}", body == objects[key], length_of(body))
-        seen = read_ranges(tally, f"{label} cold", ranges, objects, wanted, ["miss", "partial", "ram"])
-        tally.check(f"{label} some of the cold ranges were misses", seen.get("miss", 0) > 0, str(seen))
+        for door, reader in [("", whole), (" https", tls_whole)]:
+            for key, body in reader.download(list(objects)):
+                tally.check(f"{label}{door} download_file {key}", body == objects[key], length_of(body))
+        for door, reader in [("", ranges), (" https", tls_ranges)]:
+            seen = read_ranges(tally, f"{label}{door} cold", reader, objects, wanted, ["miss", "partial", "ram"])
+            tally.check(f"{label}{door} some of the cold ranges were misses", seen.get("miss", 0) > 0, str(seen))
 
         before = origin.counts()
-        read_whole(tally, f"{label} ram", whole, objects, ["ram"])
-        read_ranges(tally, f"{label} ram", whole, objects, wanted, ["ram"])
+        encrypted = node.metric("forebay_serve_tls_bytes_total")
+        for door, reader in [("", whole), (" https", tls_whole)]:
+            read_whole(tally, f"{label}{door} ram", reader, objects, ["ram"])
+            read_ranges(tally, f"{label}{door} ram", reader, objects, wanted, ["ram"])
         after = origin.counts()
+        encrypted = node.metric("forebay_serve_tls_bytes_total") - encrypted
+        asked = sum(map(len, objects.values())) + sum(end - first for _, _, first, end in wanted)
+        tally.check(f"{label} https encrypts each byte once", asked < encrypted < 1.01 * asked + 2**20,
+                    f"{encrypted} for {asked}")
+        tally.check(f"{label} a hit is not copied", node.metric("forebay_serve_hit_copied_bytes_total") == 0)
         tally.check(f"{label} hits fetched no body", after["bodies"] == before["bodies"], f"{before} {after}")
 
-    # A RAM tier that holds a fraction of the set: what is read comes from the drive.
-    with house.Node(engine, origin, ["drive"], memory="64MiB", drive_size="1GiB") as node:
+    # A RAM tier that holds a fraction of the set: what is read comes from the drive. One worker does it all.
+    one = str(min(os.sched_getaffinity(0)))
+    with house.Node(engine, origin, ["drive"], "64MiB", drive_size="1GiB", tls="self-signed", cores=one) as node:
         reader = kind(node, "drive")
         held = False
         for _ in range(20):  # until the drive holds everything: a writer that is behind may let pieces go
@@ -181,9 +194,11 @@ def through(tally, label, engine, kind, origin, objects, wanted):
                 break
         tally.check(f"{label} the drive holds the whole set after 20 passes at most", held)
         before = origin.counts()
-        read_whole(tally, f"{label} drive", reader, objects, ["drive", "ram"])
-        seen = read_ranges(tally, f"{label} drive", reader, objects, wanted, ["drive", "ram"])
-        tally.check(f"{label} many of the ranges came from the drive", seen.get("drive", 0) >= RANGES // 10, str(seen))
+        for door, reader in [("", reader), (" https", kind(node, "drive", tls=True))]:
+            read_whole(tally, f"{label}{door} drive", reader, objects, ["drive", "ram"])
+            seen = read_ranges(tally, f"{label}{door} drive", reader, objects, wanted, ["drive", "ram"])
+            tally.check(f"{label}{door} many of the ranges came from the drive", seen.get("drive", 0) >= RANGES // 10,
+                        str(seen))
         after = origin.counts()
         tally.check(f"{label} the drive spared the origin", after["bodies"] == before["bodies"], f"{before} {after}")
 
