@@ -112,6 +112,8 @@ labels! {
         BadRequest = "bad_request", SendStalled = "send_stalled", SendFailed = "send_failed",
         Receive = "receive_failed", BodyCut = "body_cut", Drain = "drain", Handshake = "handshake_failed",
     }
+    /// Which door a client came through.
+    Door as "door" { Http = "http", Https = "https", }
     /// What became of a TLS handshake.
     Handshake as "outcome" {
         Full = "full", Resumed = "resumed", Failed = "failed", TimedOut = "timed_out", PlainHttp = "plain_http",
@@ -137,13 +139,13 @@ table! {
     Requests { outcome: Outcome, status: StatusClass } = "forebay_serve_requests_total",
         "Requests ended, by what they turned out to be and the class of the status.";
     SentBytes = "forebay_serve_sent_bytes_total",
-        "Bytes the kernel took for clients, heads and bodies.";
+        "Bytes the kernel took for clients, heads and bodies; through TLS, encrypted.";
     SentByReferenceBytes = "forebay_serve_sent_by_reference_bytes_total",
         "Of these, bytes of hot pieces that left without a copy by this machine's kernel.";
     SendsStalled = "forebay_serve_sends_stalled_total",
         "Sends that did not move for the time of --send-stall and ended their connection.";
-    ConnectionsOpened = "forebay_serve_connections_opened_total",
-        "Client connections accepted.";
+    ConnectionsOpened { door: Door } = "forebay_serve_connections_opened_total",
+        "Client connections accepted, by the door they came through.";
     ConnectionsClosed { reason: CloseReason } = "forebay_serve_connections_closed_total",
         "Client connections ended, by reason.";
     LimitRefusals { limit: Limit } = "forebay_serve_limit_refusals_total",

@@ -14,7 +14,6 @@ use std::cell::RefCell;
 use std::io::{self, BufRead, Write};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustls::{HandshakeKind, ServerConfig, ServerConnection};
 use tokio::time::timeout;
@@ -36,15 +35,13 @@ pub enum Wire {
 /// Plaintext that rustls encrypts at once: four records of the largest size, small enough to stay in a cache between
 /// the two times that they are touched.
 const ROUND_BYTES: usize = 64 << 10;
-/// The same encrypted. A record adds at most 22 bytes, and rounds that begin inside a record's worth have one more.
+/// The same encrypted: a record adds at most 29 bytes. The rest of the kilobyte is for what the session itself says.
 const SEALED_ROUND_BYTES: usize = ROUND_BYTES + (1 << 10);
 /// Ciphertext of one send, and so what a connection may have on the way: few system calls for large bodies, and small
 /// beside the socket's own buffer.
-pub(super) const SEALED_BYTES_MAX: usize = 4 * SEALED_ROUND_BYTES;
+const SEALED_BYTES_MAX: usize = 4 * SEALED_ROUND_BYTES;
 /// Room for what is received and not yet decrypted: requests, or a record of a body.
 const INCOMING_BYTES: usize = 16 << 10;
-/// How long the peer's socket may take for our last words.
-const FAREWELL_MAX: Duration = Duration::from_secs(1);
 /// Buffers for ciphertext that a worker keeps for its next sends.
 const SPARES_MAX: usize = 16;
 
@@ -92,8 +89,8 @@ pub(super) enum Opened {
 }
 
 impl Link {
-    /// Makes the link: for TLS, by a handshake. The caller bounds the time; `drained` ends a handshake in which
-    /// nothing can have been asked yet.
+    /// Makes the link: for TLS, by a handshake, for which there is as much time as for the head of a request. A drain
+    /// ends it, because nothing has been asked yet.
     pub(super) async fn open(worker: &Rc<Worker>, socket: Socket, wire: &Wire) -> Opened {
         let Wire::Tls(config) = wire else { return Opened::Link(Self::Plain(socket)) };
         let session = match ServerConnection::new(Arc::clone(config)) {
@@ -182,7 +179,7 @@ impl Link {
     pub(super) async fn farewell(&mut self, worker: &Rc<Worker>) {
         if let Self::Tls(tls) = self {
             // Whoever has gone already misses nothing.
-            let _ = timeout(FAREWELL_MAX, tls.farewell(worker)).await;
+            let _ = timeout(worker.node.limits.send_stall, tls.farewell(worker)).await;
         }
     }
 

@@ -22,7 +22,7 @@ use super::stream::RAM_SAMPLE;
 use crate::engine::uring::Registered;
 use crate::engine::{Engine, SendWatch, Socket, task};
 use crate::http1::{DateText, date_text};
-use crate::metrics::{CloseReason, Counter, Gauge, Limit, WorkerCounters};
+use crate::metrics::{CloseReason, Counter, Door, Gauge, Limit, WorkerCounters};
 use crate::node::Node;
 use crate::origin::Origin;
 
@@ -183,7 +183,11 @@ impl Worker {
 
     /// Serves a socket until its end.
     pub async fn serve(self: Rc<Self>, socket: Socket, wire: Wire) {
-        self.counters.bump(Counter::ConnectionsOpened, 1);
+        let door = match wire {
+            Wire::Plain => Door::Http,
+            Wire::Tls(_) => Door::Https,
+        };
+        self.counters.bump(Counter::ConnectionsOpened(door), 1);
         self.counters.adjust(Gauge::Connections, 1);
         let _open = Open(&self);
         let reason: CloseReason = connection::serve(&self, socket, &wire).await;
