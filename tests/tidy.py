@@ -151,10 +151,16 @@ def scripts_can_be_run():
             yield f"{name}: has a `#!` line and no run bit"
 
 
+def the_image_compiles_with_our_toolchain():
+    channel = re.search(r'^channel = "(.+)"$', text("rust-toolchain.toml"), flags=re.M)[1]
+    if not re.search(rf"^ARG RUST_IMAGE=rust:{re.escape(channel)}-", text("Dockerfile"), flags=re.M):
+        yield f"Dockerfile: RUST_IMAGE is not the {channel} of rust-toolchain.toml"
+
+
 RULES = [
     rust_files_open_with_a_paragraph, files_are_at_most_a_thousand_lines, unsafe_code_stays_in_its_rooms,
     unsafe_blocks_argue, kept_bytes_are_touched_where_it_is_known, nothing_is_left_unfinished, no_word_of_a_machine_or_registry, lines_end_cleanly,
-    documents_have_one_title_and_live_links, scripts_can_be_run,
+    documents_have_one_title_and_live_links, scripts_can_be_run, the_image_compiles_with_our_toolchain,
 ]
 
 

@@ -23,7 +23,7 @@ const NEEDED: [(u8, &str); 8] = [
 ];
 
 /// What to do about a seccomp profile.
-const ALLOW: &str = "allow io_uring_setup, io_uring_enter and io_uring_register, as deploy/seccomp.json does";
+const ALLOW: &str = "allow io_uring_setup, io_uring_enter and io_uring_register, as the profile that deploy/seccomp writes does";
 
 /// One thing that was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
