@@ -18,11 +18,11 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Worker;
-use super::body::BodyReader;
-use super::forward::{self, Forgetting};
+use super::body::{Http1Body, RequestBody as _};
+use super::forward::Forgetting;
 use super::link::{Link, Opened, Sent, Wire};
 use super::reply::{Payload, Reply};
-use super::request::{self, Read, Route};
+use super::request;
 use super::stream::ObjectStream;
 use super::worker::WatchGuard;
 use crate::engine::{Outgoing, SLICES_MAX, Slice, Socket};
@@ -102,21 +102,12 @@ impl Connection {
         let head = self.read_head().await?;
         let worker = Rc::clone(&self.worker);
         let request_id = worker.request_id();
-        let mut body = BodyReader::new(head.body);
-        let reply = match request::route(&worker, &head, &request_id) {
-            Route::Reply(reply) => reply,
-            Route::Read(target) => match request::read(&worker, &head, &target, &request_id).await {
-                Read::Reply(reply) => reply,
-                Read::Bypass => {
-                    let target = forward::of_read(&head, &target);
-                    forward::forward(self, &head, &target, &mut body, &request_id).await?
-                }
-            },
-            Route::Forward(target) => forward::forward(self, &head, &target, &mut body, &request_id).await?,
-        };
+        let mut body = Http1Body::new(self, head.body);
+        let reply = request::answer(&worker, &head, &mut body, &request_id).await?;
+        let is_finished = body.is_finished();
         // What is left of a body would be taken for the next request.
-        let close = reply.close || !head.keep_alive || !body.is_finished() || worker.node.is_draining();
-        self.lingers = !body.is_finished() || close && !self.buffer.is_empty();
+        let close = reply.close || !head.keep_alive || !is_finished || worker.node.is_draining();
+        self.lingers = !is_finished || close && !self.buffer.is_empty();
         self.answer(&head, reply, close, &request_id).await?;
         if !close {
             return Ok(());
@@ -264,43 +255,27 @@ impl Connection {
         request_id: &str,
     ) -> Result<(), Ended> {
         let is_head = head.method == Method::Head;
-        let outcome = reply.outcome();
-        let (status, payload) = (reply.status, reply.payload);
-        let mut forgetting = reply.forgetting;
-        if !matches!(payload, Payload::Relay(..)) {
-            // Before the answer leaves: whoever has it must not find what was before the write.
-            forgetting = None;
-        }
         let date = self.worker.date();
-        let mut out = ResponseHead::new(status, &date);
-        out.record = reply.entry.as_ref().map(|entry| &entry.facts.record);
-        out.relayed = reply.relayed.as_ref();
-        out.content_type = reply.content_type;
-        out.content_range = reply.content_range;
-        out.accept_ranges = reply.entry.is_some();
-        out.cache = reply.cache;
-        out.age_s = reply.age_s;
-        out.retry_after_s = reply.retry_after_s;
-        out.request_id = Some(request_id);
+        let mut out = reply.head(is_head, &date, request_id);
         out.minor = head.minor;
-        let chunked = matches!(payload, Payload::Relay(_, None)) && head.minor > 0;
-        out.close = close || (matches!(payload, Payload::Relay(_, None)) && !chunked);
-        out.body = match &payload {
-            // A HEAD that fails has no body, and says so.
-            Payload::Own(_) if is_head => BodyLength::Length(0),
-            Payload::Length(length) | Payload::Relay(_, Some(length)) => BodyLength::Length(*length),
-            Payload::Own(bytes) => BodyLength::Length(bytes.len() as u64),
-            Payload::Object(_, stream) => BodyLength::Length(stream.range().len()),
-            Payload::Relay(_, None) if chunked => BodyLength::Chunked,
-            Payload::None | Payload::Relay(_, None) => BodyLength::None,
-        };
+        let is_unmeasured = matches!(reply.payload, Payload::Relay(_, None));
+        let chunked = is_unmeasured && head.minor > 0;
+        out.close = close || (is_unmeasured && !chunked);
+        if chunked {
+            out.body = BodyLength::Chunked;
+        }
         let ends = out.close && !close;
         let mut bytes = std::mem::take(&mut self.header);
         bytes.clear();
         out.write(&mut bytes);
         // Counted before the last byte leaves: whoever has it may ask for the numbers at once.
-        self.count(outcome, status);
-        match payload {
+        self.count(reply.outcome(), reply.status);
+        let mut forgetting = reply.forgetting;
+        if !matches!(reply.payload, Payload::Relay(..)) {
+            // Before the answer leaves: whoever has it must not find what was before the write.
+            forgetting = None;
+        }
+        match reply.payload {
             Payload::None | Payload::Length(_) => self.send(Outgoing::header(bytes)).await?,
             Payload::Own(_) if is_head => self.send(Outgoing::header(bytes)).await?,
             Payload::Own(body) => {

@@ -1,13 +1,15 @@
 //! Handing a request on to the origin, signed with our keys, and its answer back.
 #![forbid(unsafe_code)]
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::body::BodyReader;
-use super::connection::{Connection, Ended};
+use super::Worker;
+use super::body::RequestBody;
+use super::connection::Ended;
 use super::reply::Reply;
 use super::request::{Changes, ForwardTarget, ReadTarget, relayed};
 use crate::dialect::changes::{BODY_BYTES_MAX, keys_to_delete};
@@ -27,13 +29,12 @@ pub(super) fn of_read(head: &RequestHead, target: &ReadTarget) -> ForwardTarget 
 
 /// Forwards a request with its body and makes the answer a reply.
 pub(super) async fn forward(
-    connection: &mut Connection,
+    worker: &Rc<Worker>,
     head: &RequestHead,
     target: &ForwardTarget,
-    body: &mut BodyReader,
+    body: &mut impl RequestBody,
     request_id: &str,
 ) -> Result<Reply, Ended> {
-    let worker = std::rc::Rc::clone(&connection.worker);
     let mut expects_continue = head.expect_continue && !body.is_finished();
     let held_deletion = if matches!(target.changes, Changes::Listed) { worker.hold_deletion() } else { None };
     // What has been received of the body before it is clear what it changes.
@@ -43,9 +44,9 @@ pub(super) async fn forward(
         Changes::Object(key) => Some(Changed::Objects(vec![key.clone()])),
         Changes::Listed if held_deletion.is_some() && may_be_held(head) => {
             if std::mem::take(&mut expects_continue) {
-                connection.send_continue().await?;
+                body.send_continue().await?;
             }
-            let is_whole = hold(connection, body, &mut held).await?;
+            let is_whole = hold(body, &mut held).await?;
             let keys = if is_whole { keys_to_delete(&held) } else { None };
             Some(keys.map_or(Changed::Anything, Changed::Objects))
         }
@@ -79,14 +80,14 @@ pub(super) async fn forward(
         None => answering.await,
         Some(uploader) => {
             if expects_continue {
-                connection.send_continue().await?;
+                body.send_continue().await?;
             }
             tokio::pin!(answering);
             tokio::select! {
                 biased;
                 // An answer that comes before the body has ended is the answer; the connection closes behind it.
                 answer = &mut answering => answer,
-                fed = feed(connection, body, held.into(), uploader) => {
+                fed = feed(body, held.into(), uploader) => {
                     fed?;
                     answering.await
                 }
@@ -109,24 +110,19 @@ fn may_be_held(head: &RequestHead) -> bool {
 }
 
 /// Receives a body as far as it may be held; true if that is all of it.
-async fn hold(connection: &mut Connection, body: &mut BodyReader, held: &mut Vec<u8>) -> Result<bool, Ended> {
+async fn hold(body: &mut impl RequestBody, held: &mut Vec<u8>) -> Result<bool, Ended> {
     while held.len() <= BODY_BYTES_MAX {
-        let Some(bytes) = body.next(connection).await? else { return Ok(true) };
+        let Some(bytes) = body.next().await? else { return Ok(true) };
         held.extend_from_slice(&bytes);
     }
     Ok(false)
 }
 
-async fn feed(
-    connection: &mut Connection,
-    body: &mut BodyReader,
-    held: Bytes,
-    uploader: Uploader,
-) -> Result<(), Ended> {
+async fn feed(body: &mut impl RequestBody, held: Bytes, uploader: Uploader) -> Result<(), Ended> {
     if !held.is_empty() && uploader.send(held).await.is_err() {
         return Ok(());
     }
-    while let Some(bytes) = body.next(connection).await? {
+    while let Some(bytes) = body.next().await? {
         if uploader.send(bytes).await.is_err() {
             return Ok(());
         }

@@ -9,7 +9,7 @@ use super::forward::Forgetting;
 use super::stream::ObjectStream;
 use crate::dialect::s3;
 use crate::engine::Slice;
-use crate::http1::{CacheOutcome, ContentRange};
+use crate::http1::{BodyLength, CacheOutcome, ContentRange, DateText, ResponseHead};
 use crate::metrics::Outcome;
 use crate::origin::Body;
 use crate::table::ObjectEntry;
@@ -82,6 +82,34 @@ impl Reply {
             reply.retry_after_s = Some(1);
         }
         reply
+    }
+
+    /// Its head as every door says it: with the length of the body where that is known, and without a word about the
+    /// connection. To a HEAD, an error of ours has no body and says so.
+    pub(crate) fn head<'a>(
+        &'a self,
+        is_head: bool,
+        date: &'a DateText,
+        request_id: &'a str,
+    ) -> ResponseHead<'a> {
+        let mut head = ResponseHead::new(self.status, date);
+        head.record = self.entry.as_ref().map(|entry| &entry.facts.record);
+        head.relayed = self.relayed.as_ref();
+        head.content_type = self.content_type;
+        head.content_range = self.content_range;
+        head.accept_ranges = self.entry.is_some();
+        head.cache = self.cache;
+        head.age_s = self.age_s;
+        head.retry_after_s = self.retry_after_s;
+        head.request_id = Some(request_id);
+        head.body = match &self.payload {
+            Payload::Own(_) if is_head => BodyLength::Length(0),
+            Payload::Length(length) | Payload::Relay(_, Some(length)) => BodyLength::Length(*length),
+            Payload::Own(bytes) => BodyLength::Length(bytes.len() as u64),
+            Payload::Object(_, stream) => BodyLength::Length(stream.range().len()),
+            Payload::None | Payload::Relay(_, None) => BodyLength::None,
+        };
+        head
     }
 
     /// How it counts.

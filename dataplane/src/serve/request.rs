@@ -14,6 +14,9 @@ use http::HeaderMap;
 use tokio::time::{Instant, timeout};
 
 use super::Worker;
+use super::body::RequestBody;
+use super::connection::Ended;
+use super::forward;
 use super::reply::{Payload, Reply};
 use super::stream::{ObjectStream, StreamFailure};
 use crate::auth;
@@ -30,10 +33,33 @@ use crate::table::{FillFailure, ObjectEntry, ResolveFailure};
 /// How often a read that finds its version gone begins anew, before its head is sent.
 const ROUNDS_MAX: u32 = 3;
 
+/// The answer to a request, whatever door it came through.
+///
+/// # Errors
+/// The body of the request broke off: there is nobody to answer.
+pub(super) async fn answer(
+    worker: &Rc<Worker>,
+    head: &RequestHead,
+    body: &mut impl RequestBody,
+    request_id: &str,
+) -> Result<Reply, Ended> {
+    match route(worker, head, request_id) {
+        Route::Reply(reply) => Ok(reply),
+        Route::Read(target) => match read(worker, head, &target, request_id).await {
+            Read::Reply(reply) => Ok(reply),
+            Read::Bypass => {
+                let target = forward::of_read(head, &target);
+                forward::forward(worker, head, &target, body, request_id).await
+            }
+        },
+        Route::Forward(target) => forward::forward(worker, head, &target, body, request_id).await,
+    }
+}
+
 /// What to do about a request.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "moved once a request; a box would be an allocation")]
-pub(crate) enum Route {
+enum Route {
     /// Answer this.
     Reply(Reply),
     /// Read an object: [`read`].
@@ -73,7 +99,7 @@ pub(crate) enum Changes {
 }
 
 /// Who asks, and for what.
-pub(crate) fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Route {
+fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Route {
     let refuse = |status, code: &str, message: &str| {
         Route::Reply(Reply::error(status, code, message, head.path(), request_id))
     };
@@ -172,19 +198,14 @@ fn is_special_header(name: &str) -> bool {
 
 /// What a read leads to.
 #[expect(clippy::large_enum_variant, reason = "moved once a request; a box would be an allocation")]
-pub(crate) enum Read {
+enum Read {
     Reply(Reply),
     /// The object is not kept here: hand the request on.
     Bypass,
 }
 
 /// Answers a read.
-pub(crate) async fn read(
-    worker: &Rc<Worker>,
-    head: &RequestHead,
-    target: &ReadTarget,
-    request_id: &str,
-) -> Read {
+async fn read(worker: &Rc<Worker>, head: &RequestHead, target: &ReadTarget, request_id: &str) -> Read {
     let accelerator = &worker.node.accelerators[usize::from(target.accelerator)];
     let decision = accelerator.policy.decide(&target.key);
     if !decision.cache {
@@ -223,7 +244,7 @@ pub(crate) async fn read(
                 return refuse(status, code, message);
             }
         };
-        match answer(worker, head, entry, asked, is_head, age).await {
+        match about_version(worker, head, entry, asked, is_head, age).await {
             Ok(mut reply) => {
                 if is_new {
                     // A small object may be here whole by now, and came from the origin all the same.
@@ -243,7 +264,7 @@ pub(crate) async fn read(
 }
 
 /// The answer about a version: conditions first, then the range.
-async fn answer(
+async fn about_version(
     worker: &Rc<Worker>,
     head: &RequestHead,
     entry: Arc<ObjectEntry>,
