@@ -113,7 +113,7 @@ labels! {
         Receive = "receive_failed", BodyCut = "body_cut", Drain = "drain", Handshake = "handshake_failed",
     }
     /// Which door a client came through.
-    Door as "door" { Http = "http", Https = "https", }
+    Door as "door" { Http = "http", Https = "https", Http3 = "http3", }
     /// What became of a TLS handshake.
     Handshake as "outcome" {
         Full = "full", Resumed = "resumed", Failed = "failed", TimedOut = "timed_out", PlainHttp = "plain_http",
@@ -126,6 +126,7 @@ labels! {
         Connections = "connections_max", Head = "head_bytes_max", Reads = "reads_reserve_bytes",
         FillMemory = "fills_reserve_bytes", Pinned = "send_pinned_bytes_max", Deadline = "request_deadline",
         TlsHeld = "tls_held_bytes_max",
+        QuicSend = "quic_send_bytes_max",
     }
     /// The engine in use.
     EngineKind as "engine" { Uring = "uring", Portable = "portable", Scripted = "scripted", }
@@ -139,9 +140,11 @@ table! {
     Requests { outcome: Outcome, status: StatusClass } = "forebay_serve_requests_total",
         "Requests ended, by what they turned out to be and the class of the status.";
     SentBytes = "forebay_serve_sent_bytes_total",
-        "Bytes the kernel took for clients, heads and bodies; through TLS, encrypted.";
+        "Bytes the kernel took for clients over TCP, heads and bodies; through TLS, encrypted.";
     SentByReferenceBytes = "forebay_serve_sent_by_reference_bytes_total",
         "Of these, bytes of hot pieces that left without a copy by this machine's kernel.";
+    QuicSendBytes = "forebay_serve_quic_send_bytes_total",
+        "Body bytes copied into the send buffers of QUIC, for clients over HTTP/3.";
     SendsStalled = "forebay_serve_sends_stalled_total",
         "Sends that did not move for the time of --send-stall and ended their connection.";
     ConnectionsOpened { door: Door } = "forebay_serve_connections_opened_total",
@@ -151,7 +154,7 @@ table! {
     LimitRefusals { limit: Limit } = "forebay_serve_limit_refusals_total",
         "Requests or connections refused or held back because a limit was reached.";
     HitCopiedBytes = "forebay_serve_hit_copied_bytes_total",
-        "Body bytes copied in user space on the way of a hit, encryption apart; stays 0.";
+        "Body bytes copied in user space on the way of a hit over TCP, encryption apart; stays 0.";
     TlsBytes = "forebay_serve_tls_bytes_total",
         "Bytes encrypted for clients of HTTPS, heads and bodies; one pass over each.";
     TlsHandshakes { outcome: Handshake } = "forebay_serve_tls_handshakes_total",

@@ -67,10 +67,15 @@ def sha256_of(der):
     return ":".join(f"{byte:02X}" for byte in hashlib.sha256(der).digest())
 
 
-def free_port():
-    with socket.socket() as probe:
+def free_port(kind=socket.SOCK_STREAM):
+    with socket.socket(type=kind) as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def cores(count):
+    """The first `count` cores that this process may use, for --cores; fewer where there are fewer."""
+    return ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[:count])
 
 
 class Process:
@@ -147,20 +152,24 @@ class S3Origin(Process):
 class Node(Process):
     """forebay-node, ready to serve. Accelerators are names, all bound to the origin's bucket.
 
-    With `tls` it has an HTTPS door as well: `tls` is the pair (certificate, key) of files, or "self-signed".
+    With `tls` it has an HTTPS door as well: `tls` is the pair (certificate, key) of files, or "self-signed". With `quic`
+    it has one for HTTP/3.
     """
 
     def __init__(self, engine, origin, names, memory, drive_size=None, environment=None, anonymous=True, options="",
-                 tls=None, cores="auto"):
+                 tls=None, cores="auto", quic=False, arguments=()):
         self.data = f"127.0.0.1:{free_port()}"
+        self.quic = f"127.0.0.1:{free_port(socket.SOCK_DGRAM)}" if quic else None
         self.admin = f"127.0.0.1:{free_port()}"
         arguments = [os.environ["FOREBAY_NODE"], "serve", "--engine", engine, "--listen", self.data,
-                     "--admin", self.admin, "--memory", memory, "--cores", cores]
+                     "--admin", self.admin, "--memory", memory, "--cores", cores, *arguments]
         if tls:
             self.tls_port = free_port()
             arguments += ["--listen-tls", f"127.0.0.1:{self.tls_port}"]
         if tls and tls != "self-signed":
             arguments += ["--cert", tls[0], "--key", tls[1]]
+        if quic:
+            arguments += ["--listen-quic", self.quic]
         for name in names:
             arguments += ["--accelerator",
                           f"{name}=s3://{origin.bucket},endpoint={origin.url},region={REGION}{options}"]

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand};
 use forebay_control_api::{AcceleratorSpec, ByteSize, Span};
 
-use super::value::{AdminAddr, ClientKey, CoreChoice, DriveArg, EngineChoice, parse_listen};
+use super::value::{AdminAddr, AltSvc, ClientKey, CoreChoice, DriveArg, EngineChoice, parse_listen};
 
 /// The command line as a whole.
 #[derive(Debug, Parser)]
@@ -76,13 +76,20 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR", value_parser = said_by(parse_listen))]
     pub listen_tls: Vec<std::net::SocketAddr>,
 
-    /// PEM file with the certificate of the HTTPS door and its chain; SIGHUP reads it again [default: self-signed]
+    /// PEM file with the certificate of HTTPS and HTTP/3 and its chain; SIGHUP reads it again [default: self-signed]
     #[arg(long, value_name = "PEM")]
     pub cert: Option<PathBuf>,
 
     /// PEM file with its private key; readable for this process only, if you can
     #[arg(long, value_name = "PEM")]
     pub key: Option<PathBuf>,
+    /// Where clients of HTTP/3 connect, over UDP; needs a certificate; may be given several times
+    #[arg(long, value_name = "ADDR", value_parser = said_by(parse_listen))]
+    pub listen_quic: Vec<std::net::SocketAddr>,
+
+    /// Which answers over HTTP/1.1 name the HTTP/3 port in Alt-Svc: https, all or none [default: https]
+    #[arg(long, value_name = "WHICH", value_parser = said::<AltSvc>)]
+    pub alt_svc: Option<AltSvc>,
 
     /// Health, metrics and the operator's verbs: an address, or unix:PATH [default: 127.0.0.1:7071]
     #[arg(long, value_name = "ADDR", value_parser = said::<AdminAddr>)]
@@ -146,11 +153,13 @@ const ACCELERATOR_HELP: &str = "A bucket name that clients use and the store beh
 
 impl Settings {
     /// The names that a file may hold, `keys` among them.
-    pub(super) const NAMES: [&str; 17] = [
+    pub(super) const NAMES: [&str; 19] = [
         "listen",
         "listen-tls",
         "cert",
         "key",
+        "listen-quic",
+        "alt-svc",
         "admin",
         "cores",
         "memory",
@@ -177,6 +186,8 @@ impl Settings {
             listen_tls: list(self.listen_tls, file.listen_tls),
             cert: self.cert.or(file.cert),
             key: self.key.or(file.key),
+            listen_quic: list(self.listen_quic, file.listen_quic),
+            alt_svc: self.alt_svc.or(file.alt_svc),
             admin: self.admin.or(file.admin),
             cores: self.cores.or(file.cores),
             memory: self.memory.or(file.memory),

@@ -106,6 +106,11 @@ fn parse(text: &str) -> Result<Settings, FileError> {
     }
     settings.cert = text_of(&mut table, "", "cert")?.map(Into::into);
     settings.key = text_of(&mut table, "", "key")?.map(Into::into);
+    for text in texts(&mut table, "listen-quic")? {
+        let address = parse_listen(&text).map_err(|error| bad("listen-quic", chain(&error)))?;
+        settings.listen_quic.push(address);
+    }
+    settings.alt_svc = parsed(&mut table, "", "alt-svc")?;
     settings.admin = parsed(&mut table, "", "admin")?;
     settings.cores = parsed(&mut table, "", "cores")?;
     settings.memory = size(&mut table, "", "memory")?;
@@ -289,7 +294,7 @@ fn texts(table: &mut Table, name: &str) -> Result<Vec<String>, FileError> {
 mod tests {
     use forebay_control_api::{Freshness, Preset, Span};
 
-    use super::super::value::{AdminAddr, CoreChoice, EngineChoice};
+    use super::super::value::{AdminAddr, AltSvc, CoreChoice, EngineChoice};
     use super::*;
 
     #[test]
@@ -300,6 +305,8 @@ mod tests {
             listen-tls = "0.0.0.0:7443"
             cert = "/etc/forebay/node.pem"
             key = "/etc/forebay/node.key"
+            listen-quic = "0.0.0.0:7070"
+            alt-svc = "all"
             admin = "unix:/run/forebay.sock"
             cores = "0-1"
             memory = "8GiB"
@@ -332,6 +339,8 @@ mod tests {
         assert_eq!(settings.listen_tls, ["0.0.0.0:7443".parse().expect("an address")]);
         assert_eq!(settings.cert, Some("/etc/forebay/node.pem".into()));
         assert_eq!(settings.key, Some("/etc/forebay/node.key".into()));
+        assert_eq!(settings.listen_quic, ["0.0.0.0:7070".parse().expect("an address")]);
+        assert_eq!(settings.alt_svc, Some(AltSvc::All));
         assert_eq!(settings.admin, Some(AdminAddr::Unix("/run/forebay.sock".into())));
         assert_eq!(settings.cores, Some(CoreChoice::These(vec![0, 1])));
         assert_eq!(settings.memory, Some(ByteSize::gib(8)));

@@ -38,6 +38,15 @@ pub struct Limits {
     pub send_pinned_bytes_max: u64,
     /// Encrypted bytes that wait for clients of HTTPS who pause; what would be more ends their connection.
     pub tls_held_bytes_max: u64,
+    /// Bytes that QUIC may hold until clients have acknowledged them, over all connections; beside the arena. 0 without
+    /// a QUIC door.
+    pub quic_send_bytes_max: u64,
+    /// Of these, bytes of one connection; with many connections each may hold less.
+    pub quic_send_window_bytes: u64,
+    /// Bytes that one QUIC connection may have received and not yet passed on.
+    pub quic_receive_window_bytes: u64,
+    /// Requests under way on one QUIC connection.
+    pub quic_streams_max: u32,
     /// Bytes that wait for the drives' writers; 0 without drives.
     pub writer_queue_bytes: u64,
     /// Objects known.
@@ -64,6 +73,11 @@ const LEASES_PER_WORKER_MIN: u64 = 4;
 const LEASES_PER_WORKER_MAX: u64 = 128;
 /// A RAM tier smaller than this holds nothing long enough to be hit.
 const RAM_BYTES_MIN: u64 = 4 * PAGE_BYTES;
+
+/// A QUIC connection that may hold less than this waits for acknowledgements most of the time.
+pub const QUIC_WINDOW_BYTES_MIN: u64 = 64 << 10;
+/// 2 MiB are 16 Gbit/s at a round trip of a millisecond.
+const QUIC_WINDOW_BYTES_MAX: u64 = 2 << 20;
 
 const CONNECTIONS_DEFAULT: u32 = 10_000;
 const CONNECTIONS_MIN: u32 = 16;
@@ -106,7 +120,8 @@ impl Limits {
         let chunks = arena_bytes.div_ceil(arena::CHUNK_BYTES_MAX as u64);
         let own = 64
             + chunks
-            + workers as u64 * (16 + (config.listen.len() + config.listen_tls.len()) as u64)
+            + workers as u64
+                * (16 + (config.listen.len() + config.listen_tls.len() + config.listen_quic.len()) as u64)
             + 8 * drives;
         let origin_connections_max = config
             .origin_connections
@@ -142,6 +157,14 @@ impl Limits {
             send_pinned_bytes_per_connection_max: (arena_bytes / 64).clamp(2 * extent, 8 << 20),
             send_pinned_bytes_max: arena_bytes / 2,
             tls_held_bytes_max: arena_bytes / 4,
+            quic_send_bytes_max: if config.listen_quic.is_empty() {
+                0
+            } else {
+                (arena_bytes / 8).max(64 << 20)
+            },
+            quic_send_window_bytes: QUIC_WINDOW_BYTES_MAX,
+            quic_receive_window_bytes: 256 << 10,
+            quic_streams_max: 100,
             writer_queue_bytes: (arena_bytes / 8).max(4 * extent).min(drives * (64 << 20)),
             objects_max: u32::try_from(metadata_bytes_max / 512).unwrap_or(u32::MAX),
             metadata_bytes_max,

@@ -29,9 +29,9 @@ use forebay_control_api::{AcceleratorSpec, ByteSize, Span};
 pub use cli::{Cli, Command, DrivePath, FormatArgs, Settings};
 pub use file::FileError;
 pub use host::{CoreMap, HostFacts, raise_descriptor_limit};
-pub use limits::Limits;
+pub use limits::{Limits, QUIC_WINDOW_BYTES_MIN};
 pub use show::{banner, boto3_snippet, check_report};
-pub use value::{AdminAddr, ClientKey, CoreChoice, DriveArg, EngineChoice, Secret, ValueError};
+pub use value::{AdminAddr, AltSvc, ClientKey, CoreChoice, DriveArg, EngineChoice, Secret, ValueError};
 
 use crate::policy::{Policy, PolicyError};
 use crate::tls::TlsFiles;
@@ -58,6 +58,10 @@ pub struct Config {
     pub listen_tls: Vec<SocketAddr>,
     /// Certificate and key of the HTTPS door; without them it is served with one of its own.
     pub tls_files: Option<TlsFiles>,
+    /// Where clients of HTTP/3 connect (UDP); none means that it is not spoken.
+    pub listen_quic: Vec<SocketAddr>,
+    /// Which answers over HTTP/1.1 say that there is HTTP/3.
+    pub alt_svc: AltSvc,
     /// The admin door.
     pub admin: AdminAddr,
     /// Secret of the admin door's changing verbs over TCP.
@@ -146,7 +150,12 @@ impl Config {
         if let Some(both) = listen.iter().filter(is_given).find(|address| listen_tls.contains(address)) {
             return Err(ConfigError::PlainOnTls(*both));
         }
-        let tls_files = tls_files(settings.cert, settings.key, !listen_tls.is_empty())?;
+        let listen_quic = settings.listen_quic;
+        if let Some(twice) = first_twice(listen_quic.iter().filter(is_given)) {
+            return Err(ConfigError::Twice { setting: "listen-quic", value: twice.to_string() });
+        }
+        let has_door = !listen_tls.is_empty() || !listen_quic.is_empty();
+        let tls_files = tls_files(settings.cert, settings.key, has_door)?;
         warnings.extend(tls_files.as_ref().and_then(TlsFiles::warning));
         let admin = settings.admin.unwrap_or(AdminAddr::Tcp(ADMIN_DEFAULT));
         if let AdminAddr::Tcp(address) = &admin
@@ -205,6 +214,8 @@ impl Config {
             listen,
             listen_tls,
             tls_files,
+            listen_quic,
+            alt_svc: settings.alt_svc.unwrap_or(AltSvc::Https),
             admin,
             admin_token,
             cores: host.core_map(&settings.cores.unwrap_or(CoreChoice::Auto))?,
@@ -256,7 +267,7 @@ pub enum ConfigError {
         missing: &'static str,
     },
     /// A certificate for no door.
-    #[error("cert: nothing would show it; say where with --listen-tls ADDR")]
+    #[error("cert: nothing would show it; say where with --listen-tls ADDR or --listen-quic ADDR")]
     CertWithoutDoor,
     /// One address for two doors.
     #[error("admin: {0} is also a listen address; give the admin door its own port")]

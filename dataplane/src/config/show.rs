@@ -34,6 +34,9 @@ pub fn banner(config: &Config, certificates: Option<&Certificates>) -> String {
             );
         }
     }
+    for address in &config.listen_quic {
+        let _ = writeln!(text, "HTTP/3    {}", url("https", *address));
+    }
     let _ = match &config.admin {
         super::AdminAddr::Tcp(address) => writeln!(text, "admin     {}", url("http", *address)),
         super::AdminAddr::Unix(path) => writeln!(text, "admin     unix:{}", path.display()),
@@ -111,12 +114,18 @@ pub fn check_report(config: &Config, limits: &Limits) -> String {
     for address in &config.listen_tls {
         row("listen-tls", address);
     }
+    for address in &config.listen_quic {
+        row("listen-quic", address);
+    }
+    if !config.listen_quic.is_empty() {
+        row("alt-svc", &config.alt_svc);
+    }
     match &config.tls_files {
         Some(files) => {
             row("cert", &files.cert.display());
             row("key", &files.key.display());
         }
-        None if config.listen_tls.is_empty() => {}
+        None if config.listen_tls.is_empty() && config.listen_quic.is_empty() => {}
         None => row("cert", &"none: self-signed, made anew with every start"),
     }
     row("admin", &config.admin);
@@ -160,9 +169,9 @@ pub fn check_report(config: &Config, limits: &Limits) -> String {
     }
     let _ = writeln!(
         text,
-        "\nmemory in all: {:#} for buffers and the RAM tier, and at most {:#} for metadata",
+        "\nmemory in all: {:#} for buffers and the RAM tier, and at most {:#} for metadata and for QUIC",
         ByteSize::new(limits.arena_bytes),
-        ByteSize::new(limits.metadata_bytes_max)
+        ByteSize::new(limits.metadata_bytes_max + limits.quic_send_bytes_max)
     );
     for warning in &config.warnings {
         let _ = writeln!(text, "warning: {warning}");
@@ -185,6 +194,10 @@ fn rows(limits: &Limits) -> Vec<(&'static str, String)> {
         send_pinned_bytes_per_connection_max,
         send_pinned_bytes_max,
         tls_held_bytes_max,
+        quic_send_bytes_max,
+        quic_send_window_bytes,
+        quic_receive_window_bytes,
+        quic_streams_max,
         writer_queue_bytes,
         objects_max,
         metadata_bytes_max,
@@ -209,6 +222,10 @@ fn rows(limits: &Limits) -> Vec<(&'static str, String)> {
         ("send_pinned_bytes_per_connection_max", bytes(send_pinned_bytes_per_connection_max)),
         ("send_pinned_bytes_max", bytes(send_pinned_bytes_max)),
         ("tls_held_bytes_max", bytes(tls_held_bytes_max)),
+        ("quic_send_bytes_max", bytes(quic_send_bytes_max)),
+        ("quic_send_window_bytes", bytes(quic_send_window_bytes)),
+        ("quic_receive_window_bytes", bytes(quic_receive_window_bytes)),
+        ("quic_streams_max", quic_streams_max.to_string()),
         ("writer_queue_bytes", bytes(writer_queue_bytes)),
         ("objects_max", objects_max.to_string()),
         ("metadata_bytes_max", bytes(metadata_bytes_max)),

@@ -45,6 +45,28 @@ fn an_accelerator_is_all_that_must_be_said() {
 }
 
 #[test]
+fn http3_costs_memory_only_where_it_is_spoken() {
+    let config = load(minimal()).expect("complete");
+    assert_eq!((config.listen_quic.len(), config.alt_svc), (0, AltSvc::Https));
+    assert_eq!(Limits::derive(&config).expect("limits").quic_send_bytes_max, 0);
+    let mut settings = minimal();
+    settings.listen_quic = vec![LISTEN_DEFAULT];
+    settings.alt_svc = Some(AltSvc::All);
+    let config = load(settings.clone()).expect("UDP and TCP may share a number");
+    let limits = Limits::derive(&config).expect("limits");
+    assert_eq!(limits.quic_send_bytes_max, 64 << 20);
+    let report = check_report(&config, &limits);
+    for line in ["listen-quic", "alt-svc", "quic_send_bytes_max", "quic_streams_max"] {
+        assert!(report.contains(line), "{line} in {report}");
+    }
+    assert!(banner(&config, None).contains("HTTP/3    https://127.0.0.1:7070"));
+    settings.listen_quic.push(LISTEN_DEFAULT);
+    assert!(refused(settings).contains("listen-quic: `127.0.0.1:7070` is given twice"));
+    let error = "htps".parse::<AltSvc>().expect_err("a slip").to_string();
+    assert!(error.contains("`https`?"), "{error}");
+}
+
+#[test]
 fn the_same_thing_twice_is_refused() {
     assert!(
         refused(settings(&["abc=s3://one-bucket", "abc=s3://two-bucket"])).contains("`abc` is given twice")

@@ -100,6 +100,40 @@ impl ClientKey {
     }
 }
 
+/// Which answers over HTTP/1.1 say that there is HTTP/3 (RFC 7838).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AltSvc {
+    /// Those over HTTPS. Only there does a client know whom it hears: 2.1 of the RFC wants that before it follows.
+    Https,
+    /// Those in plain text as well, for clients that check the certificate when they follow.
+    All,
+    /// None.
+    None,
+}
+
+impl AltSvc {
+    const WORDS: [&str; 3] = ["https", "all", "none"];
+}
+
+impl FromStr for AltSvc {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "https" => Ok(Self::Https),
+            "all" => Ok(Self::All),
+            "none" => Ok(Self::None),
+            _ => Err(ValueError::AltSvc { word: text.to_owned(), help: suggestion(text, &Self::WORDS) }),
+        }
+    }
+}
+
+impl fmt::Display for AltSvc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(Self::WORDS[*self as usize])
+    }
+}
+
 /// Why a text is not a value of its setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
@@ -120,6 +154,14 @@ pub enum ValueError {
     /// Of `engine`.
     #[error("`{word}` is not an engine: {help}")]
     Engine {
+        /// What was written.
+        word: String,
+        /// What may have been meant.
+        help: String,
+    },
+    /// Of `alt-svc`.
+    #[error("`{word}` does not say which answers: {help}")]
+    AltSvc {
         /// What was written.
         word: String,
         /// What may have been meant.

@@ -23,6 +23,7 @@ pub mod portable;
 pub mod probe;
 mod reference;
 pub mod scripted;
+pub mod steer;
 pub mod task;
 pub mod uring;
 
@@ -81,7 +82,20 @@ impl Slice {
         self.start == self.end
     }
 
-    fn bytes(&self) -> &[u8] {
+    /// The first `count` bytes, with a hold of their own; this slice goes on behind them.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[must_use]
+    pub fn take_front(&mut self, count: usize) -> Self {
+        assert!(count <= self.len(), "{count} of {} bytes", self.len());
+        let middle = self.start + count as u32;
+        let front = Self { lease: self.lease.clone(), start: self.start, end: middle };
+        self.start = middle;
+        front
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
         self.lease.bytes(self.start as usize..self.end as usize)
     }
 }

@@ -7,7 +7,6 @@
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
 
 use tokio::task::{JoinHandle, coop, spawn_local};
 
@@ -26,7 +25,8 @@ pub fn spawn<F: Future<Output: 'static> + 'static>(future: F) -> JoinHandle<F::O
 
 /// The same future, for a task that is spawned by somebody else.
 pub async fn counted<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
+    // Not in here: a future that is moved into another one is in it twice.
+    let mut future = Box::pin(future);
     poll_fn(|context| {
         RUNS.set(RUNS.get().wrapping_add(1));
         let polled = future.as_mut().poll(context);

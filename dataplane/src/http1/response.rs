@@ -107,6 +107,8 @@ pub struct ResponseHead<'a> {
     pub age_s: Option<u64>,
     /// `Retry-After` in seconds.
     pub retry_after_s: Option<u32>,
+    /// `Alt-Svc`.
+    pub alt_svc: Option<&'a str>,
     /// `x-amz-request-id`.
     pub request_id: Option<&'a str>,
     /// The version spoken by the client: HTTP/1.`minor`. A 1.0 client must be told that the connection stays.
@@ -130,6 +132,7 @@ impl<'a> ResponseHead<'a> {
             cache: None,
             age_s: None,
             retry_after_s: None,
+            alt_svc: None,
             request_id: None,
             minor: 1,
             close: false,
@@ -182,6 +185,9 @@ impl<'a> ResponseHead<'a> {
         if let Some(retry_after_s) = self.retry_after_s {
             write_number_line(out, b"Retry-After: ", u64::from(retry_after_s));
         }
+        if let Some(alt_svc) = self.alt_svc {
+            write_line(out, "Alt-Svc", alt_svc.as_bytes());
+        }
         if let Some(request_id) = self.request_id {
             write_line(out, "x-amz-request-id", request_id.as_bytes());
         }
@@ -210,7 +216,8 @@ impl<'a> ResponseHead<'a> {
     fn says_itself(&self, name: &str) -> bool {
         match name {
             // The date is said anyway; what came out of this cache is not the origin's to say.
-            "date" | "x-forebay-cache" => true,
+            // What another service of the origin may be is nothing to our clients.
+            "date" | "x-forebay-cache" | "alt-svc" => true,
             "content-type" => self.content_type.is_some(),
             "content-range" => self.content_range.is_some(),
             "accept-ranges" => self.accept_ranges,
@@ -406,6 +413,7 @@ mod tests {
             ("etag", "\"a\""),
             ("x-amz-request-id", "origin"),
             ("x-forebay-cache", "ram"),
+            ("alt-svc", "h3=\":443\""),
             ("x-tos-hash-crc64ecma", "17"),
         ]);
         let head = ResponseHead {
@@ -418,7 +426,7 @@ mod tests {
         for kept in ["etag: \"a\"\r\n", "x-amz-request-id: origin\r\n", "x-tos-hash-crc64ecma: 17\r\n"] {
             assert!(text.contains(kept), "{text}");
         }
-        for dropped in ["2026", "connection:", "transfer-encoding", "77", "cache: ram"] {
+        for dropped in ["2026", "connection:", "transfer-encoding", "77", "cache: ram", "alt-svc"] {
             assert!(!text.contains(dropped), "{dropped} in {text}");
         }
         let ours = written(&ResponseHead { request_id: Some("ours"), ..head });

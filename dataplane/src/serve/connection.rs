@@ -258,6 +258,7 @@ impl Connection {
         let date = self.worker.date();
         let mut out = reply.head(is_head, &date, request_id);
         out.minor = head.minor;
+        out.alt_svc = self.worker.alt_svc(self.link.is_encrypted());
         let is_unmeasured = matches!(reply.payload, Payload::Relay(_, None));
         let chunked = is_unmeasured && head.minor > 0;
         out.close = close || (is_unmeasured && !chunked);

@@ -70,6 +70,13 @@ pub(super) enum Link {
     Tls(Box<Tls>),
 }
 
+impl Link {
+    /// Whether nobody on the way can read or change what is said.
+    pub(super) fn is_encrypted(&self) -> bool {
+        matches!(self, Self::Tls(_))
+    }
+}
+
 /// What a send left behind.
 pub(super) struct Sent {
     /// What has not been taken.

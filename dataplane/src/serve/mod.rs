@@ -1,14 +1,15 @@
 //! Sockets in, bytes out: workers, connections, requests.
 //!
 //! [`worker`] is one core's world; [`link`] is a connection's bare socket, or TLS over it; [`connection`] speaks
-//! HTTP/1.1; [`request`] decides, for whatever door; [`stream`] yields an object's bytes; [`forward`] hands on what
-//! is not ours to answer.
+//! HTTP/1.1, [`http3`] HTTP/3; [`request`] decides, for whatever door; [`stream`] yields an object's bytes; [`forward`]
+//! hands on what is not ours to answer.
 #![forbid(unsafe_code)]
 
 mod body;
 mod connection;
 mod door;
 pub(crate) mod forward;
+pub mod http3;
 mod link;
 mod reply;
 mod request;

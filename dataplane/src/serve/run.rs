@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::future::pending;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,12 +20,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::door::Door;
+use super::http3;
 use super::link::Wire;
 use super::worker::{Order, Peer, Worker};
 use crate::admin::{AdminDoor, NodeDoor};
 use crate::arena::{Arena, ArenaOptions, PAGE_BYTES};
 use crate::auth::Keys;
-use crate::config::{self, Config, EngineChoice, Limits};
+use crate::config::{self, AltSvc, Config, EngineChoice, Limits};
 use crate::engine::portable::{Portable, READS_MAX};
 use crate::engine::{Engine, probe, task, uring};
 use crate::metrics::{Counter, EngineKind, Gauge, Metrics, Reload};
@@ -101,9 +102,16 @@ pub fn run(config: &Config) -> Result<()> {
             listeners.extend(sockets.into_iter().map(|socket| (socket, wire.clone())));
         }
     }
+    let (listen_quic, quic_sockets) = http3::bind(&config.listen_quic, workers)?;
+    let quic = certificates
+        .as_deref()
+        .map(|certificates| quic_door(config, &listen_quic, certificates, &node.limits))
+        .transpose()?
+        .flatten();
     let shown = Config {
         listen: addresses.clone(),
         listen_tls: tls_addresses.clone(),
+        listen_quic,
         admin: admin.address()?,
         ..config.clone()
     };
@@ -114,8 +122,10 @@ pub fn run(config: &Config) -> Result<()> {
         engine,
         registered: registry.as_ref().map(uring::Registry::registered),
         credentials,
+        quic,
     };
-    let (peers, _workers) = start_workers(&start, config, listeners)?;
+    let sockets = listeners.into_iter().zip(quic_sockets).collect();
+    let (peers, _workers) = start_workers(&start, config, sockets)?;
     keep_memory(arena, registry, peers.clone());
     let (drain, drained) = mpsc::unbounded_channel();
     let door: Arc<dyn NodeDoor> = Arc::new(Door {
@@ -255,16 +265,16 @@ fn keys(config: &Config) -> Result<Keys> {
 
 /// The certificate of the doors that show one.
 fn certificates(config: &Config) -> Result<Option<Arc<Certificates>>> {
-    if config.listen_tls.is_empty() {
+    if config.listen_tls.is_empty() && config.listen_quic.is_empty() {
         return Ok(None);
     }
     if let Some(files) = &config.tls_files {
         return Ok(Some(Certificates::open(files)?));
     }
-    let certificates = Certificates::self_signed(&config.listen_tls)?;
+    let certificates = Certificates::self_signed(&[&*config.listen_tls, &config.listen_quic].concat())?;
     tracing::warn!(
         sha256 = certificates.fingerprint(),
-        "HTTPS with a self-signed certificate, a new one with every start: no client trusts it until it is told to; \
+        "a self-signed certificate, a new one with every start: no client trusts it until it is told to; \
          give a real one with --cert PEM --key PEM"
     );
     Ok(Some(certificates))
@@ -322,20 +332,44 @@ fn probe_port(address: SocketAddr) -> io::Result<()> {
     }
 }
 
+/// HTTP/3, and what answers over HTTP/1.1 say of it.
+#[derive(Clone)]
+struct Quic {
+    door: http3::Door,
+    /// And whether also in plain text; `None` if nowhere.
+    alt_svc: Option<(Arc<str>, bool)>,
+}
+
+fn quic_door(
+    config: &Config,
+    addresses: &[SocketAddr],
+    certificates: &Certificates,
+    limits: &Limits,
+) -> Result<Option<Quic>> {
+    if addresses.is_empty() {
+        return Ok(None);
+    }
+    let tls = certificates.server_config(&[http3::ALPN]);
+    let door = http3::Door::new(tls, limits, config.cores.workers.len()).context("listen-quic")?;
+    let alt_svc = (config.alt_svc != AltSvc::None)
+        .then(|| (http3::alt_svc(addresses).into(), config.alt_svc == AltSvc::All));
+    Ok(Some(Quic { door, alt_svc }))
+}
+
+/// What a worker listens on.
+type Sockets = (Listeners, Vec<UdpSocket>);
+
 struct Start {
     node: Arc<Node>,
     engine: EngineKind,
     registered: Option<uring::Registered>,
     credentials: Credentials,
+    quic: Option<Quic>,
 }
 
 type Handles = Vec<thread::JoinHandle<()>>;
 
-fn start_workers(
-    start: &Start,
-    config: &Config,
-    listeners: Vec<Listeners>,
-) -> Result<(Box<[Peer]>, Handles)> {
+fn start_workers(start: &Start, config: &Config, sockets: Vec<Sockets>) -> Result<(Box<[Peer]>, Handles)> {
     let (peers, orders): (Vec<_>, Vec<_>) = config
         .cores
         .workers
@@ -348,13 +382,14 @@ fn start_workers(
     let peers = peers.into_boxed_slice();
     let (report, reports) = std::sync::mpsc::channel();
     let mut handles = Vec::new();
-    let parts = config.cores.workers.iter().zip(listeners).zip(orders).enumerate();
-    for (index, ((core, listeners), orders)) in parts {
+    let parts = config.cores.workers.iter().zip(sockets).zip(orders).enumerate();
+    for (index, ((core, sockets), orders)) in parts {
         let setup = Setup {
             node: Arc::clone(&start.node),
             engine: start.engine,
             registered: start.registered.clone(),
             credentials: start.credentials.clone(),
+            quic: start.quic.clone(),
             limits: origin_limits(&start.node.limits, peers.len() * start.node.accelerators.len()),
             peers: peers.clone(),
             index,
@@ -370,7 +405,7 @@ fn start_workers(
                 .build_local(LocalOptions::default());
             let served = runtime
                 .map_err(anyhow::Error::from)
-                .and_then(|runtime| runtime.block_on(setup.serve(listeners, orders, &report)));
+                .and_then(|runtime| runtime.block_on(setup.serve(sockets, orders, &report)));
             if let Err(error) = served {
                 // Nobody listens any more once all workers have started.
                 let _ = report.send(Err(error));
@@ -390,6 +425,7 @@ struct Setup {
     engine: EngineKind,
     registered: Option<uring::Registered>,
     credentials: Credentials,
+    quic: Option<Quic>,
     limits: OriginLimits,
     peers: Box<[Peer]>,
     index: usize,
@@ -400,7 +436,7 @@ struct Setup {
 impl Setup {
     async fn serve(
         self,
-        listeners: Listeners,
+        (listeners, quic_sockets): Sockets,
         orders: mpsc::UnboundedReceiver<Order>,
         report: &std::sync::mpsc::Sender<Result<()>>,
     ) -> Result<()> {
@@ -439,6 +475,16 @@ impl Setup {
         for (listener, wire) in listeners {
             let listener = worker.engine.adopt(listener)?;
             task::spawn(Rc::clone(&worker).accept(listener, wire));
+        }
+        if let Some(Quic { door, alt_svc }) = self.quic {
+            let windows = http3::windows(&worker.node.limits, door.workers());
+            for socket in quic_sockets {
+                let endpoint = door.open(self.index, socket).context("listen-quic")?;
+                task::spawn(http3::serve(Rc::clone(&worker), endpoint, Rc::clone(&windows)));
+            }
+            if let Some((text, in_plain_text)) = alt_svc {
+                worker.advertise(text, in_plain_text);
+            }
         }
         // The receiver is gone only if the start has failed elsewhere.
         let _ = report.send(Ok(()));

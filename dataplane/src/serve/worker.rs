@@ -5,7 +5,7 @@
 //! ends sends that hold leases without moving.
 #![forbid(unsafe_code)]
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -83,6 +83,8 @@ pub struct Worker {
     /// Ciphertext that waits for readers who pause, bytes.
     held_ciphertext: Cell<u64>,
     pub(super) spares: Spares,
+    /// What HTTP/1.1 says in `Alt-Svc`, and whether also in plain text.
+    alt_svc: OnceCell<(Arc<str>, bool)>,
 }
 
 impl Worker {
@@ -117,6 +119,7 @@ impl Worker {
             deletions: Cell::new(0),
             held_ciphertext: Cell::new(0),
             spares: Spares::default(),
+            alt_svc: OnceCell::new(),
         });
         task::spawn(sweep(Rc::downgrade(&worker)));
         worker
@@ -187,11 +190,36 @@ impl Worker {
             Wire::Plain => Door::Http,
             Wire::Tls(_) => Door::Https,
         };
+        self.count_connection(door, Box::pin(connection::serve(&self, socket, &wire))).await;
+    }
+
+    /// Counts a connection while it is served, and why it ended.
+    pub(super) async fn count_connection(&self, door: Door, serving: impl Future<Output = CloseReason>) {
         self.counters.bump(Counter::ConnectionsOpened(door), 1);
         self.counters.adjust(Gauge::Connections, 1);
-        let _open = Open(&self);
-        let reason: CloseReason = connection::serve(&self, socket, &wire).await;
+        let _open = Open(self);
+        let reason = serving.await;
         self.counters.bump(Counter::ConnectionsClosed(reason), 1);
+    }
+
+    /// A place for a connection that came to this worker and stays here; `None` while the node drains or is full.
+    pub(super) fn admit(self: &Rc<Self>) -> Option<Admitted> {
+        (!self.node.is_draining() && self.node.admit_connection()).then(|| {
+            self.peers[self.index].load.fetch_add(1, Ordering::Relaxed);
+            Admitted(Rc::clone(self))
+        })
+    }
+
+    /// From now on answers over HTTPS, and over plain HTTP if `in_plain_text`, name this alternative service (RFC 7838).
+    pub(super) fn advertise(&self, alt_svc: Arc<str>, in_plain_text: bool) {
+        // Said once, at the start.
+        let _ = self.alt_svc.set((alt_svc, in_plain_text));
+    }
+
+    /// What an answer over HTTP/1.1 says in `Alt-Svc`.
+    pub(super) fn alt_svc(&self, is_encrypted: bool) -> Option<&str> {
+        let (text, in_plain_text) = self.alt_svc.get()?;
+        (is_encrypted || *in_plain_text).then_some(text)
     }
 
     /// Carries out orders until the other side is gone. `register` is what to do when the arena has
@@ -277,6 +305,12 @@ impl Worker {
         Pinned { worker: self, bytes }
     }
 
+    /// Bytes that the network holds of ours.
+    #[cfg(test)]
+    pub(super) fn pinned_bytes(&self) -> u64 {
+        self.pinned_bytes.get()
+    }
+
     /// The right to hold the body of a deletion while it is read; `None` if enough are held.
     pub(super) fn hold_deletion(&self) -> Option<HeldDeletion<'_>> {
         let held = self.deletions.get();
@@ -301,6 +335,11 @@ impl Worker {
         Ok(HeldCiphertext { worker: Rc::clone(self), bytes: bytes as u64 })
     }
 
+    /// How long a send whose bytes cannot be taken back once they are copied may hold its lease.
+    pub(super) fn hold_time(&self) -> Duration {
+        TICK * if self.is_pressed() { HOLD_TICKS_PRESSED } else { HOLD_TICKS }
+    }
+
     fn is_pressed(&self) -> bool {
         self.pinning.get() > 0 || self.node.arena.is_awaited()
     }
@@ -320,7 +359,7 @@ impl Worker {
 }
 
 /// A connection's place on its worker and in the node, given back however its task ends.
-struct Admitted(Rc<Worker>);
+pub(super) struct Admitted(Rc<Worker>);
 
 impl Drop for Admitted {
     fn drop(&mut self) {
