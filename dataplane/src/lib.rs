@@ -34,6 +34,7 @@ pub mod node;
 pub mod origin;
 pub mod resolve;
 pub mod serve;
+pub mod served;
 
 // Show.
 pub mod admin;

@@ -1,21 +1,18 @@
-//! What all workers of a node share: memory, table, drives, accelerators, limits, numbers.
+//! What all workers of a node share: memory, table, drives, what is served, limits, numbers.
 #![forbid(unsafe_code)]
 
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::arena::{Arena, LEASE_BYTES_MAX, Lease};
-use crate::auth::Keys;
 use crate::config::Limits;
 use crate::engine::scripted::ScriptedDrive;
 use crate::metrics::{Counter, Metrics, WriteRefusal};
-use crate::origin::OriginTarget;
-use crate::policy::Policy;
-use crate::range::{EXTENT_BYTES_MAX, Grid};
+use crate::served::Served;
 use crate::store::{Refused, Slot, Store};
 use crate::table::{ObjectEntry, Table, TableLimits};
 
@@ -31,10 +28,6 @@ pub struct Node {
     pub table: Table,
     /// Where it keeps what does not fit into memory.
     pub drives: Drives,
-    /// What clients may ask for, in the order of the configuration.
-    pub accelerators: Box<[Accelerator]>,
-    /// Who may ask.
-    pub keys: Keys,
     /// Bounds of everything that grows.
     pub limits: Limits,
     /// Its numbers.
@@ -43,43 +36,14 @@ pub struct Node {
     pub fills: Arc<Semaphore>,
     /// When it started.
     pub started: Instant,
+    /// What is served. Workers have it at hand and do not ask here.
+    served: Mutex<Arc<Served>>,
     /// Reads in a row that each drive has failed.
     drive_failures: Box<[AtomicU32]>,
     /// Reads that each drive may have under way.
     drive_turns: Box<[Arc<Semaphore>]>,
     draining: AtomicBool,
     connections: AtomicU64,
-}
-
-/// A bucket name or alias that clients use, bound to an origin and a policy.
-#[derive(Debug)]
-pub struct Accelerator {
-    /// The bucket name that clients use.
-    pub name: Box<str>,
-    /// The store behind it.
-    pub target: OriginTarget,
-    /// Freshness and admission.
-    pub policy: Policy,
-    /// The grid of its objects; an extent of more than a page is filled at once and kept in pieces.
-    pub grid: Grid,
-    /// Bytes that one miss asks the origin for at least; the configured extent.
-    pub extent_bytes: u32,
-}
-
-impl Accelerator {
-    /// In how many extents of its grid a configured extent is kept: 1, or 2 for 4 MiB.
-    pub fn pieces(&self) -> u32 {
-        (self.extent_bytes / self.grid.extent_bytes()).max(1)
-    }
-
-    /// The grid for a configured extent of 64 KiB to 4 MiB, a power of two.
-    ///
-    /// # Panics
-    /// For any other number; the configuration has refused it before.
-    pub fn grid(extent_bytes: u32) -> Grid {
-        Grid::new(extent_bytes.min(EXTENT_BYTES_MAX))
-            .expect("a configured extent is a power of two from 64 KiB")
-    }
 }
 
 /// The drives, real or scripted, or none.
@@ -127,8 +91,7 @@ impl Node {
     pub fn new(
         arena: &'static Arena,
         drives: Drives,
-        accelerators: Box<[Accelerator]>,
-        keys: Keys,
+        served: Served,
         limits: Limits,
         metrics: Arc<Metrics>,
     ) -> Arc<Self> {
@@ -145,12 +108,11 @@ impl Node {
             arena,
             table,
             drives,
-            accelerators,
-            keys,
             limits,
             metrics,
             fills,
             started: Instant::now(),
+            served: Mutex::new(Arc::new(served)),
             drive_turns,
             drive_failures: (0..=u8::MAX).map(|_| AtomicU32::new(0)).collect(),
             draining: AtomicBool::new(false),
@@ -158,10 +120,14 @@ impl Node {
         })
     }
 
-    /// The accelerator of a bucket name, and its index.
-    pub fn accelerator(&self, name: &str) -> Option<(u16, &Accelerator)> {
-        let index = self.accelerators.iter().position(|accelerator| *accelerator.name == *name)?;
-        Some((index as u16, &self.accelerators[index]))
+    /// What is served now. For cold paths: a worker asks [its own snapshot](crate::serve::Worker::served).
+    pub fn served(&self) -> Arc<Served> {
+        Arc::clone(&self.served.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From now on this is served; the workers have to be told.
+    pub fn serve(&self, served: Arc<Served>) {
+        *self.served.lock().unwrap_or_else(PoisonError::into_inner) = served;
     }
 
     /// Where to read a slot: descriptor and offset in bytes. `None` if its drive does not hold it any more, or has

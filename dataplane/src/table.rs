@@ -417,6 +417,8 @@ pub enum ResolveFailure {
     Invalid,
     /// We have no keys for it.
     Credentials,
+    /// The accelerator is no longer served.
+    Removed,
 }
 
 /// A small answer of the origin, shared by those who asked at the same time.

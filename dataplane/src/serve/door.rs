@@ -54,9 +54,9 @@ impl NodeDoor for Door {
             workers: self.cores.iter().zip(&self.peers).map(worker).collect(),
             accelerators: self
                 .node
-                .accelerators
-                .iter()
-                .map(|accelerator| AcceleratorStatus {
+                .served()
+                .all()
+                .map(|(_, accelerator)| AcceleratorStatus {
                     name: accelerator.name.to_string(),
                     origin: accelerator.target.kind.to_string(),
                     freshness: accelerator.policy.freshness().to_string(),
@@ -86,7 +86,8 @@ impl NodeDoor for Door {
     }
 
     fn explain(&self, accelerator: &str, key: &[u8]) -> Option<serde_json::Value> {
-        let (index, accelerator) = self.node.accelerator(accelerator)?;
+        let served = self.node.served();
+        let (index, accelerator) = served.find(accelerator)?;
         let decision = accelerator.policy.decide(key);
         let known = self.node.table.find(index, key).map(|entry| {
             let count = entry.grid.extent_count(entry.facts.size);
@@ -118,7 +119,7 @@ impl NodeDoor for Door {
     }
 
     fn purge(&self, accelerator: &str, key: &[u8]) -> Result<PurgeReply, DoorError> {
-        let Some((index, _)) = self.node.accelerator(accelerator) else {
+        let Some(index) = self.node.served().find(accelerator).map(|(index, _)| index) else {
             return Err(DoorError::NoAccelerator(accelerator.to_owned()));
         };
         let known = self.node.table.find(index, key);

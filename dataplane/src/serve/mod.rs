@@ -15,4 +15,4 @@ mod stream;
 mod worker;
 
 pub use self::run::run;
-pub use self::worker::{Order, Peer, Worker};
+pub use self::worker::{Here, OpenOrigin, Order, Peer, Worker};

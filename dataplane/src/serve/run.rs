@@ -13,7 +13,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use forebay_control_api::OriginSpec;
 use socket2::{Domain, Protocol, Socket as RawSocket, Type};
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::signal::unix::{SignalKind, signal};
@@ -28,9 +27,9 @@ use crate::config::{self, Config, EngineChoice, Limits};
 use crate::engine::portable::{Portable, READS_MAX};
 use crate::engine::{Engine, probe, uring};
 use crate::metrics::{EngineKind, Gauge, Metrics};
-use crate::node::{Accelerator, Drives, Node};
-use crate::origin::{Credentials, Origin, OriginKind, OriginLimits, OriginTarget};
-use crate::policy::Policy;
+use crate::node::{Drives, Node};
+use crate::origin::{Credentials, Origin, OriginLimits, OriginTarget};
+use crate::served::{Accelerator, Served};
 use crate::store::{DriveSpec, Store, StoreOptions, WriterEngine};
 
 /// Connections that the kernel keeps for us while we are busy.
@@ -72,12 +71,11 @@ pub fn run(config: &Config) -> Result<()> {
     let node = Node::new(
         arena,
         drives.clone().map_or(Drives::None, Drives::Store),
-        accelerators(config)?,
-        keys(config)?,
+        configured(config)?,
         limits,
         metrics,
     );
-    let credentials = if node.accelerators.iter().any(|accelerator| accelerator.target.is_signed()) {
+    let credentials = if node.served().all().any(|(_, accelerator)| accelerator.target.is_signed()) {
         house_runtime()?.block_on(Credentials::discover()).context("origin credentials")?
     } else {
         Credentials::anonymous()
@@ -190,37 +188,14 @@ fn open_drives(config: &Config, limits: &Limits, engine: EngineKind) -> Result<O
     Ok(Some(store))
 }
 
-fn accelerators(config: &Config) -> Result<Box<[Accelerator]>> {
-    let region = || std::env::var("AWS_REGION").or_else(|_| std::env::var("AWS_DEFAULT_REGION")).ok();
-    config
+/// What the command line and the file say, and nobody else.
+fn configured(config: &Config) -> Result<Served> {
+    let accelerators = config
         .accelerators
         .iter()
-        .map(|spec| {
-            let kind = match &spec.origin {
-                OriginSpec::S3 { bucket } => OriginKind::S3 {
-                    bucket: bucket.to_string(),
-                    endpoint: spec.endpoint.as_deref().map(str::parse).transpose().context("endpoint")?,
-                    region: spec
-                        .region
-                        .as_deref()
-                        .map(str::to_owned)
-                        .or_else(region)
-                        .unwrap_or_else(|| "us-east-1".to_owned()),
-                },
-                http @ OriginSpec::Http { .. } => {
-                    OriginKind::Http { base: http.to_string().parse().context("origin")? }
-                }
-            };
-            let extent_bytes = spec.extent_bytes() as u32;
-            Ok(Accelerator {
-                name: spec.name.as_str().into(),
-                target: OriginTarget { kind },
-                policy: Policy::new(spec)?,
-                grid: Accelerator::grid(extent_bytes),
-                extent_bytes,
-            })
-        })
-        .collect()
+        .map(|spec| Accelerator::of(spec).with_context(|| format!("accelerator {}", spec.name)))
+        .collect::<Result<Vec<_>>>()?;
+    Ok(Served::new(accelerators, keys(config)?))
 }
 
 fn keys(config: &Config) -> Result<Keys> {
@@ -312,7 +287,6 @@ fn start_workers(
             engine: start.engine,
             registered: start.registered.clone(),
             credentials: start.credentials.clone(),
-            limits: origin_limits(&start.node.limits, peers.len() * start.node.accelerators.len()),
             peers: peers.clone(),
             index,
             core: *core,
@@ -347,7 +321,6 @@ struct Setup {
     engine: EngineKind,
     registered: Option<uring::Registered>,
     credentials: Credentials,
-    limits: OriginLimits,
     peers: Box<[Peer]>,
     index: usize,
     core: usize,
@@ -365,14 +338,16 @@ impl Setup {
             EngineKind::Uring => Engine::Uring(uring::Ring::start().context("starting a ring")?),
             _ => Engine::Portable(Portable),
         };
-        let origins = self
-            .node
-            .accelerators
-            .iter()
-            .map(|accelerator| Origin::open(&accelerator.target, &self.credentials, self.limits))
-            .collect::<Result<Box<[_]>, _>>()?;
+        let (node, workers) = (Arc::clone(&self.node), self.peers.len());
+        let credentials = self.credentials;
+        let open = move |target: &OriginTarget, count: usize| {
+            Origin::open(target, &credentials, origin_limits(&node.limits, workers * count))
+        };
+        let arena = self.node.arena;
+        let worker = Worker::start(self.node, engine.clone(), &open, self.index, self.peers)?;
         if self.index == 0 {
-            for (origin, accelerator) in origins.iter().zip(&self.node.accelerators) {
+            for (index, accelerator) in worker.served().all() {
+                let origin = worker.origin(index).expect("opened a moment ago");
                 tracing::info!(
                     accelerator = &*accelerator.name,
                     origin = origin.describe(),
@@ -381,8 +356,6 @@ impl Setup {
                 );
             }
         }
-        let arena = self.node.arena;
-        let worker = Worker::start(self.node, engine.clone(), origins, self.index, self.peers);
         let register = move |registered: &uring::Registered| {
             if let Engine::Uring(ring) = &engine
                 && let Err(error) = ring.register(arena, registered)
@@ -399,7 +372,7 @@ impl Setup {
         }
         // The receiver is gone only if the start has failed elsewhere.
         let _ = report.send(Ok(()));
-        worker.obey(orders, register).await;
+        worker.obey(orders, register, &open).await;
         pending().await
     }
 }

@@ -15,14 +15,16 @@ use std::time::{Duration, SystemTime};
 use slab::Slab;
 use tokio::sync::{Notify, mpsc};
 
-use super::connection;
 use super::stream::RAM_SAMPLE;
+use super::connection;
 use crate::engine::uring::Registered;
 use crate::engine::{Engine, SendWatch, Socket};
 use crate::http1::{DateText, date_text};
 use crate::metrics::{CloseReason, Counter, Gauge, Limit, WorkerCounters};
 use crate::node::Node;
-use crate::origin::Origin;
+use crate::origin::{Origin, OriginError, OriginTarget};
+use crate::policy::Decision;
+use crate::served::{Accelerator, Served};
 
 /// Length of a tick.
 pub(super) const TICK: Duration = Duration::from_millis(100);
@@ -42,6 +44,8 @@ pub enum Order {
     Connection(OwnedFd),
     /// The arena has grown, or much of it is new: this can be registered.
     Register(Registered),
+    /// Serve this from now on; drop the sender when it is so.
+    Serve(Arc<Served>, mpsc::UnboundedSender<()>),
     /// Finish what there is.
     Drain,
 }
@@ -55,6 +59,25 @@ pub struct Peer {
     pub orders: mpsc::UnboundedSender<Order>,
 }
 
+/// What a worker serves, at hand: counted by this core alone.
+#[derive(Debug)]
+pub struct Here {
+    served: Arc<Served>,
+    /// By index of the accelerator.
+    origins: Vec<Option<Rc<Origin>>>,
+}
+
+impl std::ops::Deref for Here {
+    type Target = Served;
+
+    fn deref(&self) -> &Served {
+        &self.served
+    }
+}
+
+/// How a worker prepares an origin that is one of so many.
+pub type OpenOrigin = dyn Fn(&OriginTarget, usize) -> Result<Origin, OriginError>;
+
 /// One worker.
 #[derive(Debug)]
 pub struct Worker {
@@ -64,7 +87,7 @@ pub struct Worker {
     pub engine: Engine,
     /// Its counters.
     pub counters: WorkerCounters,
-    origins: Box<[Origin]>,
+    here: RefCell<Rc<Here>>,
     index: usize,
     peers: Box<[Peer]>,
     tick: Cell<u32>,
@@ -81,22 +104,24 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker of these parts; its sweep runs from now on. `origins` are those of the node's accelerators, in
-    /// their order; `peers` are all workers, this one at `index`.
+    /// A worker of these parts; its sweep runs from now on. `peers` are all workers, this one at `index`.
+    ///
+    /// # Errors
+    /// An origin cannot be opened.
     pub fn start(
         node: Arc<Node>,
         engine: Engine,
-        origins: Box<[Origin]>,
+        open: &OpenOrigin,
         index: usize,
         peers: Box<[Peer]>,
-    ) -> Rc<Self> {
-        assert_eq!(origins.len(), node.accelerators.len(), "an origin for each accelerator");
+    ) -> Result<Rc<Self>, OriginError> {
+        let here = Here::of(node.served(), None, open)?;
         let wall = SystemTime::now();
         let worker = Rc::new(Self {
             counters: node.metrics.writer(),
             node,
             engine,
-            origins,
+            here: RefCell::new(Rc::new(here)),
             index,
             peers,
             tick: Cell::new(0),
@@ -112,12 +137,37 @@ impl Worker {
             deletions: Cell::new(0),
         });
         tokio::task::spawn_local(sweep(Rc::downgrade(&worker)));
-        worker
+        Ok(worker)
     }
 
-    /// The origin of an accelerator.
-    pub fn origin(&self, accelerator: u16) -> &Origin {
-        &self.origins[usize::from(accelerator)]
+    /// What this worker serves now.
+    pub fn served(&self) -> Rc<Here> {
+        Rc::clone(&self.here.borrow())
+    }
+
+    /// What holds for a key of an accelerator, unless that was removed.
+    pub fn decide(&self, accelerator: u16, key: &[u8]) -> Option<Decision> {
+        self.here.borrow().at(accelerator).map(|accelerator| accelerator.policy.decide(key))
+    }
+
+    /// The accelerator of an index, unless it was removed. Counted by all cores: for misses and writes.
+    pub fn accelerator(&self, index: u16) -> Option<Arc<Accelerator>> {
+        self.here.borrow().at(index).cloned()
+    }
+
+    /// The origin of an accelerator, unless that was removed.
+    pub fn origin(&self, accelerator: u16) -> Option<Rc<Origin>> {
+        self.here.borrow().origins.get(usize::from(accelerator))?.clone()
+    }
+
+    /// Serves this from now on. What is under way ends as it began, and origins that stay keep their connections.
+    fn serve_anew(&self, served: Arc<Served>, open: &OpenOrigin) {
+        let held = self.served();
+        match Here::of(served, Some(&held), open) {
+            Ok(here) => *self.here.borrow_mut() = Rc::new(here),
+            // Whoever sends the order has tried to open each origin.
+            Err(error) => tracing::error!(%error, "a worker serves on what it did"),
+        }
     }
 
     /// Accepts for ever.
@@ -184,16 +234,21 @@ impl Worker {
     }
 
     /// Carries out orders until the other side is gone. `register` is what to do when the arena has
-    /// changed.
+    /// changed; `open` prepares origins.
     pub async fn obey(
         self: Rc<Self>,
         mut orders: mpsc::UnboundedReceiver<Order>,
         register: impl Fn(&Registered),
+        open: &OpenOrigin,
     ) {
         while let Some(order) = orders.recv().await {
             match order {
                 Order::Connection(fd) => self.take(fd),
                 Order::Register(registered) => register(&registered),
+                Order::Serve(served, done) => {
+                    self.serve_anew(served, open);
+                    drop(done);
+                }
                 Order::Drain => self.drain(),
             }
         }
@@ -290,6 +345,25 @@ impl Worker {
                 watch.interrupt();
             }
         }
+    }
+}
+
+impl Here {
+    /// Opens what `held` does not have open. When the number of accelerators changes so does each one's share of
+    /// connections, and all are opened anew.
+    fn of(served: Arc<Served>, held: Option<&Self>, open: &OpenOrigin) -> Result<Self, OriginError> {
+        let held = held.filter(|held| held.served.count() == served.count());
+        let mut origins = Vec::new();
+        for (index, accelerator) in served.all() {
+            let index = usize::from(index);
+            origins.resize_with(index + 1, || None);
+            let kept = held.and_then(|held| held.origins.get(index)?.clone());
+            origins[index] = Some(match kept {
+                Some(kept) => kept,
+                None => Rc::new(open(&accelerator.target, served.count())?),
+            });
+        }
+        Ok(Self { served, origins })
     }
 }
 
