@@ -38,6 +38,7 @@ pub mod served;
 
 // Show.
 pub mod admin;
+pub mod agent;
 pub mod config;
 pub mod logs;
 pub mod metrics;

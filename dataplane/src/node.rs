@@ -4,7 +4,9 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use forebay_control_api::Freshness;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
@@ -12,7 +14,8 @@ use crate::arena::{Arena, LEASE_BYTES_MAX, Lease};
 use crate::config::Limits;
 use crate::engine::scripted::ScriptedDrive;
 use crate::metrics::{Counter, Metrics, WriteRefusal};
-use crate::served::Served;
+use crate::policy::Decision;
+use crate::served::{Accelerator, Served};
 use crate::store::{Refused, Slot, Store};
 use crate::table::{ObjectEntry, Table, TableLimits};
 
@@ -44,6 +47,9 @@ pub struct Node {
     drive_turns: Box<[Arc<Semaphore>]>,
     draining: AtomicBool,
     connections: AtomicU64,
+    /// When the control plane was last heard, and for how long it may be silent; milliseconds, the first since `started`.
+    heard_ms: AtomicU64,
+    fence_after_ms: AtomicU64,
 }
 
 /// The drives, real or scripted, or none.
@@ -117,6 +123,8 @@ impl Node {
             drive_failures: (0..=u8::MAX).map(|_| AtomicU32::new(0)).collect(),
             draining: AtomicBool::new(false),
             connections: AtomicU64::new(0),
+            heard_ms: AtomicU64::new(0),
+            fence_after_ms: AtomicU64::new(u64::MAX),
         })
     }
 
@@ -128,6 +136,39 @@ impl Node {
     /// From now on this is served; the workers have to be told.
     pub fn serve(&self, served: Arc<Served>) {
         *self.served.lock().unwrap_or_else(PoisonError::into_inner) = served;
+    }
+
+    /// What holds for a key of an accelerator at `now`. Without word from the control plane a purge may have been missed,
+    /// so nothing is believed by its age then.
+    pub fn decide(&self, accelerator: &Accelerator, key: &[u8], now: Instant) -> Decision {
+        let decision = accelerator.policy.decide(key);
+        match decision.freshness {
+            Freshness::Ttl(_) if self.is_fenced(now) => Decision { freshness: Freshness::Strict, ..decision },
+            _ => decision,
+        }
+    }
+
+    /// The control plane was heard, by an answer to what was asked at `asked`.
+    pub fn heard(&self, asked: Instant) {
+        self.heard_ms.fetch_max(self.since_start(asked), Ordering::Relaxed);
+    }
+
+    /// For how long the control plane may be silent before the node is fenced; `None` without a control plane.
+    pub fn fence_after(&self, silence: Option<Duration>) {
+        let silence =
+            silence.map_or(u64::MAX, |silence| u64::try_from(silence.as_millis()).unwrap_or(u64::MAX));
+        self.fence_after_ms.store(silence, Ordering::Relaxed);
+    }
+
+    /// Whether the control plane has been silent for too long at `now`. Judged by the reader's clock, not by the agent:
+    /// a process that was stopped wakes up fenced.
+    pub fn is_fenced(&self, now: Instant) -> bool {
+        let silence = self.since_start(now).saturating_sub(self.heard_ms.load(Ordering::Relaxed));
+        silence >= self.fence_after_ms.load(Ordering::Relaxed)
+    }
+
+    fn since_start(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.started).as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Where to read a slot: descriptor and offset in bytes. `None` if its drive does not hold it any more, or has

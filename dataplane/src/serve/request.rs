@@ -102,7 +102,8 @@ pub(crate) fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Ro
     };
     let Some((accelerator, bound)) = served.find(&bucket) else {
         let message = format!(
-            "this node has no accelerator named {bucket}; start it with --accelerator {bucket}=ORIGIN"
+            "this node has no accelerator named {bucket}; start it with --accelerator {bucket}=ORIGIN, or have its \
+             control plane name it: forebay-control accelerator add {bucket}=ORIGIN"
         );
         return refuse(404, "NoSuchBucket", &message);
     };
@@ -187,7 +188,7 @@ pub(crate) async fn read(
     request_id: &str,
 ) -> Read {
     let now = Instant::now();
-    let Some(decision) = worker.decide(target.accelerator, &target.key) else {
+    let Some(decision) = worker.decide(target.accelerator, &target.key, now) else {
         return Read::Reply(removed(head, request_id));
     };
     if !decision.cache {

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use super::door::Door;
 use super::worker::{Order, Peer, Worker};
 use crate::admin::{AdminDoor, NodeDoor};
+use crate::agent::{Agent, House};
 use crate::arena::{Arena, ArenaOptions, PAGE_BYTES};
 use crate::auth::Keys;
 use crate::config::{self, Config, EngineChoice, Limits};
@@ -68,18 +69,25 @@ pub fn run(config: &Config) -> Result<()> {
     let drives = open_drives(config, &limits, engine)?;
     let metrics = Metrics::new();
     metrics.set(Gauge::Engine(engine), 1);
+    let agent = config.control.as_ref().map(|control| Agent::new(config, control)).transpose()?;
+    let configured = configured(config)?;
     let node = Node::new(
         arena,
         drives.clone().map_or(Drives::None, Drives::Store),
-        configured(config)?,
+        match &agent {
+            Some(agent) => agent.served(configured)?,
+            None => configured,
+        },
         limits,
         metrics,
     );
-    let credentials = if node.served().all().any(|(_, accelerator)| accelerator.target.is_signed()) {
-        house_runtime()?.block_on(Credentials::discover()).context("origin credentials")?
-    } else {
-        Credentials::anonymous()
-    };
+    node.fence_after(agent.as_ref().and_then(Agent::fence_after));
+    let credentials =
+        if agent.is_some() || node.served().all().any(|(_, accelerator)| accelerator.target.is_signed()) {
+            house_runtime()?.block_on(Credentials::discover()).context("origin credentials")?
+        } else {
+            Credentials::anonymous()
+        };
     let admin = AdminDoor::bind(&config.admin, config.admin_token.clone())?;
     let listeners = bind(config)?;
     let addresses: Vec<_> = listeners[0].iter().map(|(address, _)| *address).collect();
@@ -90,7 +98,7 @@ pub fn run(config: &Config) -> Result<()> {
         node: Arc::clone(&node),
         engine,
         registered: registry.as_ref().map(uring::Registry::registered),
-        credentials,
+        credentials: credentials.clone(),
     };
     let (peers, _workers) = start_workers(&start, config, listeners)?;
     keep_memory(arena, registry, peers.clone());
@@ -99,9 +107,10 @@ pub fn run(config: &Config) -> Result<()> {
         node: Arc::clone(&node),
         peers: peers.clone(),
         cores: config.cores.workers.clone(),
-        addresses,
+        addresses: addresses.clone(),
         engine,
         is_registered,
+        standing: agent.as_ref().map(Agent::standing),
         store: drives.clone(),
         drain,
         started: now(),
@@ -110,7 +119,19 @@ pub fn run(config: &Config) -> Result<()> {
     config.cores.settle_house_thread();
     let door = admin.spawn(door, &config.cores)?;
     println!("{}", config::banner(&shown));
-    house_runtime()?.block_on(keep_house(config, &node, &peers, drained))?;
+    let house = House { node: Arc::clone(&node), workers: peers.clone(), credentials, addresses };
+    house_runtime()?.block_on(async {
+        let speaking = async {
+            match agent {
+                Some(agent) => agent.run(house).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            kept = keep_house(config, &node, &peers, drained) => kept,
+            never = speaking => never,
+        }
+    })?;
     door.stop();
     if let Some(store) = drives {
         store.close();

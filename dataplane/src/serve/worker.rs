@@ -14,9 +14,11 @@ use std::time::{Duration, SystemTime};
 
 use slab::Slab;
 use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 
 use super::stream::RAM_SAMPLE;
-use super::connection;
+use super::{connection, prewarm};
+use crate::agent::Job;
 use crate::engine::uring::Registered;
 use crate::engine::{Engine, SendWatch, Socket};
 use crate::http1::{DateText, date_text};
@@ -46,6 +48,8 @@ pub enum Order {
     Register(Registered),
     /// Serve this from now on; drop the sender when it is so.
     Serve(Arc<Served>, mpsc::UnboundedSender<()>),
+    /// Read a prefix ahead of its readers.
+    Prewarm(Arc<Job>),
     /// Finish what there is.
     Drain,
 }
@@ -145,9 +149,9 @@ impl Worker {
         Rc::clone(&self.here.borrow())
     }
 
-    /// What holds for a key of an accelerator, unless that was removed.
-    pub fn decide(&self, accelerator: u16, key: &[u8]) -> Option<Decision> {
-        self.here.borrow().at(accelerator).map(|accelerator| accelerator.policy.decide(key))
+    /// What holds for a key of an accelerator at `now`, unless that was removed.
+    pub fn decide(&self, accelerator: u16, key: &[u8], now: Instant) -> Option<Decision> {
+        self.here.borrow().at(accelerator).map(|accelerator| self.node.decide(accelerator, key, now))
     }
 
     /// The accelerator of an index, unless it was removed. Counted by all cores: for misses and writes.
@@ -248,6 +252,9 @@ impl Worker {
                 Order::Serve(served, done) => {
                     self.serve_anew(served, open);
                     drop(done);
+                }
+                Order::Prewarm(job) => {
+                    tokio::task::spawn_local(prewarm::prewarm(Rc::clone(&self), job));
                 }
                 Order::Drain => self.drain(),
             }
