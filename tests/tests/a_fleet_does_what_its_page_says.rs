@@ -17,8 +17,6 @@ use serde::de::DeserializeOwned;
 
 const OBJECTS: usize = 500;
 const OBJECT_BYTES: usize = 20_000;
-/// One object of several groups of 16 MiB, and so of both nodes.
-const LARGE_BYTES: usize = 40 << 20;
 const ORIGIN_KEYS: (&str, &str) = ("AKORIGIN", "origin-secret-words");
 
 /// The page's fleet, and the S3 service behind it.
@@ -104,6 +102,9 @@ impl World {
                 let status = self.status(which);
                 (status.accelerators.iter().any(|it| it.name == "data")).then_some(())
             });
+            // The key came in a state of its own.
+            let client = self.client(which);
+            until("the node to know the key", || (client.get("none").status != 403).then_some(()));
         }
         (control, nodes)
     }
