@@ -159,7 +159,7 @@ impl Worker {
         self.here.borrow().at(index).cloned()
     }
 
-    /// The origin of an accelerator, unless that was removed.
+    /// The origin of an accelerator; also of one that was removed, for what is under way.
     pub fn origin(&self, accelerator: u16) -> Option<Rc<Origin>> {
         self.here.borrow().origins.get(usize::from(accelerator))?.clone()
     }
@@ -359,11 +359,12 @@ impl Here {
     /// Opens what `held` does not have open. When the number of accelerators changes so does each one's share of
     /// connections, and all are opened anew.
     fn of(served: Arc<Served>, held: Option<&Self>, open: &OpenOrigin) -> Result<Self, OriginError> {
+        // Bodies that are under way when an accelerator goes need its origin to their end; nobody else finds it.
+        let mut origins = held.map_or_else(Vec::new, |held| held.origins.clone());
         let held = held.filter(|held| held.served.count() == served.count());
-        let mut origins = Vec::new();
         for (index, accelerator) in served.all() {
             let index = usize::from(index);
-            origins.resize_with(index + 1, || None);
+            origins.resize_with(origins.len().max(index + 1), || None);
             let kept = held.and_then(|held| held.origins.get(index)?.clone());
             origins[index] = Some(match kept {
                 Some(kept) => kept,
