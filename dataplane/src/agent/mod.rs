@@ -57,6 +57,8 @@ pub struct Agent {
     standing: Arc<Standing>,
     /// The state in force; its purges and prewarms have been taken.
     held: Option<FleetState>,
+    /// What of it could not be done; empty if all was.
+    trouble: String,
 }
 
 /// What the command line and the file say: it stands beside what the control plane says.
@@ -99,7 +101,7 @@ impl Agent {
             keys: config.keys.clone(),
             anonymous: config.anonymous,
         };
-        Ok(Self { said: said.clone(), base, standing, held })
+        Ok(Self { said: said.clone(), base, standing, held, trouble: String::new() })
     }
 
     /// How it stands, for the side door.
@@ -243,8 +245,8 @@ impl Agent {
         facts.epoch = state.placement.epoch;
         facts.purges_applied = state.purges_through;
         facts.refused = wanted.refused;
-        facts.problem = trouble;
         drop(facts);
+        self.trouble = trouble;
         self.held = Some(FleetState { purges: Vec::new(), prewarms: Vec::new(), ..state });
         Ok(())
     }
@@ -254,11 +256,11 @@ impl Agent {
         // What was missed since the question was put is not in the answer.
         house.node.heard(asked);
         let mut facts = self.standing.facts();
-        if facts.contact.is_none() || !facts.problem.is_empty() {
+        if facts.contact.is_none() || facts.problem != self.trouble {
             tracing::info!(url = %self.said.url, "in contact with the control plane");
         }
         facts.contact = Some(Instant::now());
-        facts.problem.clear();
+        facts.problem.clone_from(&self.trouble);
     }
 
     /// Says it once for as long as it is the same.
