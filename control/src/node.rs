@@ -149,6 +149,22 @@ fn status_in_words(status: &NodeStatus) -> String {
         size(memory.reads_bytes),
         size(memory.fills_bytes)
     );
+    if let Some(link) = &status.control {
+        let contact = match link.contact_seconds_ago {
+            Some(seconds) => format!("last contact {} ago", Span::from_secs(seconds)),
+            None => "no contact yet".to_owned(),
+        };
+        let fenced = if link.fenced { ", fenced: ttl is treated as strict" } else { "" };
+        let _ = writeln!(
+            text,
+            "control      {} as {}, revision {}, placement {}, {contact}{fenced}",
+            link.url, link.node, link.revision, link.epoch
+        );
+        for problem in [&link.problem].into_iter().filter(|problem| !problem.is_empty()).chain(&link.refused)
+        {
+            let _ = writeln!(text, "problem      {problem}");
+        }
+    }
     for drive in &status.drives {
         let (used, capacity) = (size(drive.used_bytes), size(drive.capacity_bytes));
         let _ = writeln!(text, "drive        {} {}, {used:#} of {capacity:#}", drive.path, drive.state);
@@ -202,7 +218,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use clap::Parser;
-    use forebay_control_api::{AcceleratorStatus, DriveStatus, MemoryStatus, WorkerStatus};
+    use forebay_control_api::{AcceleratorStatus, ControlLink, DriveStatus, MemoryStatus, WorkerStatus};
     use forebay_dataplane::admin::{AdminDoor, AdminThread, DoorError, NodeDoor, Readiness};
     use forebay_dataplane::config::{AdminAddr, CoreMap, Secret};
 
@@ -239,6 +255,15 @@ mod tests {
                     extent_bytes: 1 << 20,
                 }],
                 memory: MemoryStatus { total_bytes: 1 << 30, ..MemoryStatus::default() },
+                control: Some(ControlLink {
+                    url: "http://c:7080".into(),
+                    node: "node-a".into(),
+                    revision: 7,
+                    epoch: 5,
+                    contact_seconds_ago: Some(2),
+                    problem: "what to do".into(),
+                    ..ControlLink::default()
+                }),
                 drives: vec![DriveStatus {
                     path: "/d".into(),
                     state: "serving".into(),
@@ -315,6 +340,12 @@ mod tests {
         for words in
             ["ready, version 9.9.9, up 2m", "core 3, 5 connections", "abc -> s3://bucket, strict", "1GiB"]
         {
+            assert!(text.contains(words), "{words} is not in\n{text}");
+        }
+        for words in [
+            "http://c:7080 as node-a, revision 7, placement 5, last contact 2s ago",
+            "problem      what to do",
+        ] {
             assert!(text.contains(words), "{words} is not in\n{text}");
         }
         let json: Value =

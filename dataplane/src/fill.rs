@@ -211,7 +211,10 @@ impl Run {
             if_none_match: None,
         };
         self.worker.counters.bump(Counter::OriginRequests(OriginAsk::Get), 1);
-        let origin = self.worker.origin(self.entry.key.accelerator);
+        // Its accelerator was removed, and with it every reader that has not begun.
+        let Some(origin) = self.worker.origin(self.entry.key.accelerator) else {
+            return Err(Stop::Failed(FillFailure::Gone));
+        };
         match origin.get(&self.entry.key.path, &ask).await.map_err(Stop::from)? {
             Answer::Bytes { facts, range, body } => {
                 // An origin that ignores If-Match is caught here.

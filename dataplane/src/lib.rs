@@ -34,10 +34,12 @@ pub mod node;
 pub mod origin;
 pub mod resolve;
 pub mod serve;
+pub mod served;
 pub mod tls;
 
 // Show.
 pub mod admin;
+pub mod agent;
 pub mod config;
 pub mod logs;
 pub mod metrics;

@@ -128,6 +128,12 @@ labels! {
         TlsHeld = "tls_held_bytes_max",
         QuicSend = "quic_send_bytes_max",
     }
+    /// What came of a question to the control plane.
+    ControlOutcome as "outcome" {
+        Good = "good", Refused = "refused", Unreachable = "unreachable", Strange = "strange", Older = "older",
+    }
+    /// What became of an object of a prewarm.
+    PrewarmOutcome as "outcome" { Done = "done", Failed = "failed", }
     /// The engine in use.
     EngineKind as "engine" { Uring = "uring", Portable = "portable", Scripted = "scripted", }
     /// The version of this build.
@@ -195,6 +201,12 @@ table! {
         "Pages of 2 MiB that the RAM tier gave up.";
     EvictedObjects = "forebay_table_objects_evicted_total",
         "Objects forgotten because of objects_max or metadata_bytes_max.";
+    ControlAnswers { outcome: ControlOutcome } = "forebay_control_answers_total",
+        "Registrations and heartbeats, by what came of them; older: the control plane's state is older than the node's.";
+    PurgesApplied = "forebay_control_purges_applied_total",
+        "Purges of the control plane that were carried out.";
+    PrewarmedObjects { outcome: PrewarmOutcome } = "forebay_control_prewarmed_objects_total",
+        "Objects of prewarms, by what became of them.";
     RingEnters = "forebay_engine_ring_enters_total",
         "System calls made for the rings.";
     RingOverflows = "forebay_engine_ring_overflows_total",
@@ -219,6 +231,14 @@ table! {
         "Memory set aside for each use, in bytes.";
     ReserveUsedBytes { reserve: Reserve } = "forebay_arena_reserve_used_bytes",
         "Memory now held for each use, in bytes.";
+    ControlRevision = "forebay_control_revision",
+        "The control plane's state that the node holds; 0 for none.";
+    ControlEpoch = "forebay_control_epoch",
+        "The placement version (epoch) that the node holds; 0 for none.";
+    ControlSilenceSeconds = "forebay_control_silence_seconds",
+        "Seconds since the control plane last answered well; 0 without a control plane.";
+    ControlFenced = "forebay_control_fenced",
+        "1 while the control plane has been silent for so long that ttl is treated as strict.";
     Engine { engine: EngineKind } = "forebay_engine_info",
         "1 for the engine in use.";
     Build { version: Version } = "forebay_node_build_info",

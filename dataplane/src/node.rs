@@ -1,21 +1,21 @@
-//! What all workers of a node share: memory, table, drives, accelerators, limits, numbers.
+//! What all workers of a node share: memory, table, drives, what is served, limits, numbers.
 #![forbid(unsafe_code)]
 
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use forebay_control_api::Freshness;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::arena::{Arena, LEASE_BYTES_MAX, Lease};
-use crate::auth::Keys;
 use crate::config::Limits;
 use crate::engine::scripted::ScriptedDrive;
 use crate::metrics::{Counter, Metrics, WriteRefusal};
-use crate::origin::OriginTarget;
-use crate::policy::Policy;
-use crate::range::{EXTENT_BYTES_MAX, Grid};
+use crate::policy::Decision;
+use crate::served::{Accelerator, Served};
 use crate::store::{Refused, Slot, Store};
 use crate::table::{ObjectEntry, Table, TableLimits};
 
@@ -31,10 +31,6 @@ pub struct Node {
     pub table: Table,
     /// Where it keeps what does not fit into memory.
     pub drives: Drives,
-    /// What clients may ask for, in the order of the configuration.
-    pub accelerators: Box<[Accelerator]>,
-    /// Who may ask.
-    pub keys: Keys,
     /// Bounds of everything that grows.
     pub limits: Limits,
     /// Its numbers.
@@ -43,43 +39,17 @@ pub struct Node {
     pub fills: Arc<Semaphore>,
     /// When it started.
     pub started: Instant,
+    /// What is served. Workers have it at hand and do not ask here.
+    served: Mutex<Arc<Served>>,
     /// Reads in a row that each drive has failed.
     drive_failures: Box<[AtomicU32]>,
     /// Reads that each drive may have under way.
     drive_turns: Box<[Arc<Semaphore>]>,
     draining: AtomicBool,
     connections: AtomicU64,
-}
-
-/// A bucket name or alias that clients use, bound to an origin and a policy.
-#[derive(Debug)]
-pub struct Accelerator {
-    /// The bucket name that clients use.
-    pub name: Box<str>,
-    /// The store behind it.
-    pub target: OriginTarget,
-    /// Freshness and admission.
-    pub policy: Policy,
-    /// The grid of its objects; an extent of more than a page is filled at once and kept in pieces.
-    pub grid: Grid,
-    /// Bytes that one miss asks the origin for at least; the configured extent.
-    pub extent_bytes: u32,
-}
-
-impl Accelerator {
-    /// In how many extents of its grid a configured extent is kept: 1, or 2 for 4 MiB.
-    pub fn pieces(&self) -> u32 {
-        (self.extent_bytes / self.grid.extent_bytes()).max(1)
-    }
-
-    /// The grid for a configured extent of 64 KiB to 4 MiB, a power of two.
-    ///
-    /// # Panics
-    /// For any other number; the configuration has refused it before.
-    pub fn grid(extent_bytes: u32) -> Grid {
-        Grid::new(extent_bytes.min(EXTENT_BYTES_MAX))
-            .expect("a configured extent is a power of two from 64 KiB")
-    }
+    /// When the control plane was last heard, and for how long it may be silent; milliseconds, the first since `started`.
+    heard_ms: AtomicU64,
+    fence_after_ms: AtomicU64,
 }
 
 /// The drives, real or scripted, or none.
@@ -127,8 +97,7 @@ impl Node {
     pub fn new(
         arena: &'static Arena,
         drives: Drives,
-        accelerators: Box<[Accelerator]>,
-        keys: Keys,
+        served: Served,
         limits: Limits,
         metrics: Arc<Metrics>,
     ) -> Arc<Self> {
@@ -145,23 +114,61 @@ impl Node {
             arena,
             table,
             drives,
-            accelerators,
-            keys,
             limits,
             metrics,
             fills,
             started: Instant::now(),
+            served: Mutex::new(Arc::new(served)),
             drive_turns,
             drive_failures: (0..=u8::MAX).map(|_| AtomicU32::new(0)).collect(),
             draining: AtomicBool::new(false),
             connections: AtomicU64::new(0),
+            heard_ms: AtomicU64::new(0),
+            fence_after_ms: AtomicU64::new(u64::MAX),
         })
     }
 
-    /// The accelerator of a bucket name, and its index.
-    pub fn accelerator(&self, name: &str) -> Option<(u16, &Accelerator)> {
-        let index = self.accelerators.iter().position(|accelerator| *accelerator.name == *name)?;
-        Some((index as u16, &self.accelerators[index]))
+    /// What is served now. For cold paths: a worker asks [its own snapshot](crate::serve::Worker::served).
+    pub fn served(&self) -> Arc<Served> {
+        Arc::clone(&self.served.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From now on this is served; the workers have to be told.
+    pub fn serve(&self, served: Arc<Served>) {
+        *self.served.lock().unwrap_or_else(PoisonError::into_inner) = served;
+    }
+
+    /// What holds for a key of an accelerator at `now`. Without word from the control plane a purge may have been missed,
+    /// so nothing is believed by its age then.
+    pub fn decide(&self, accelerator: &Accelerator, key: &[u8], now: Instant) -> Decision {
+        let decision = accelerator.policy.decide(key);
+        match decision.freshness {
+            Freshness::Ttl(_) if self.is_fenced(now) => Decision { freshness: Freshness::Strict, ..decision },
+            _ => decision,
+        }
+    }
+
+    /// The control plane was heard, by an answer to what was asked at `asked`.
+    pub fn heard(&self, asked: Instant) {
+        self.heard_ms.fetch_max(self.since_start(asked), Ordering::Relaxed);
+    }
+
+    /// For how long the control plane may be silent before the node is fenced; `None` without a control plane.
+    pub fn fence_after(&self, silence: Option<Duration>) {
+        let silence =
+            silence.map_or(u64::MAX, |silence| u64::try_from(silence.as_millis()).unwrap_or(u64::MAX));
+        self.fence_after_ms.store(silence, Ordering::Relaxed);
+    }
+
+    /// Whether the control plane has been silent for too long at `now`. Judged by the reader's clock, not by the agent:
+    /// a process that was stopped wakes up fenced.
+    pub fn is_fenced(&self, now: Instant) -> bool {
+        let silence = self.since_start(now).saturating_sub(self.heard_ms.load(Ordering::Relaxed));
+        silence >= self.fence_after_ms.load(Ordering::Relaxed)
+    }
+
+    fn since_start(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.started).as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Where to read a slot: descriptor and offset in bytes. `None` if its drive does not hold it any more, or has

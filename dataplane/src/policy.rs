@@ -8,7 +8,7 @@
 use forebay_control_api::{AcceleratorSpec, Freshness, Rule};
 
 /// What holds for the keys of one accelerator.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     rules: Vec<Compiled>,
     freshness: Freshness,
@@ -68,7 +68,7 @@ pub enum PolicyError {
     Empty(String),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Compiled {
     glob: Glob,
     freshness: Option<Freshness>,
@@ -93,7 +93,7 @@ impl Compiled {
 
 /// A pattern over a whole key: `?` is one character but a slash, `*` any number of those, `**` any number of any,
 /// and `**/` at the beginning or behind a slash is no folder or any number of them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Glob {
     tokens: Vec<Token>,
 }

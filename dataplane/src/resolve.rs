@@ -17,9 +17,10 @@ use crate::engine::task;
 use crate::fill::{Begun, Claim, RUN_BYTES_MAX, Right};
 use crate::metrics::{Counter, OriginAsk};
 use crate::object::ObjectFacts;
-use crate::origin::{Answer, Ask, AskRange, Body, OriginError, Relay};
+use crate::origin::{Answer, Ask, AskRange, Body, Origin, OriginError, Relay};
 use crate::range::{ByteRange, Grid, RangeAsk};
 use crate::serve::Worker;
+use crate::served::Accelerator;
 use crate::table::{Answered, Lookup, ObjectEntry, Resolve, ResolveFailure, Resolved, Validation};
 
 /// Largest answer that is shared between those who asked at the same time, bytes.
@@ -64,6 +65,10 @@ pub async fn find(
     now: Instant,
 ) -> Found {
     for _ in 0..ROUNDS_MAX {
+        // Nobody would ever find what is kept under an index that was taken away.
+        if worker.served().at(accelerator).is_none() {
+            return Found::Failed(ResolveFailure::Removed);
+        }
         let is_head = want == Want::Head;
         let resolve = match worker.node.table.find_or_resolve(accelerator, path, is_head, Instant::now()) {
             Lookup::Uncacheable => return Found::Bypass,
@@ -167,7 +172,7 @@ async fn ask_changed(worker: &Rc<Worker>, entry: &ObjectEntry) -> Result<bool, R
     let one = ByteRange::new(0, 1).expect("one byte");
     let range = if entry.facts.size == 0 { AskRange::Whole } else { AskRange::Bytes(one) };
     let ask = Ask { range, if_match: None, if_none_match: entry.facts.etag.clone() };
-    let origin = worker.origin(entry.key.accelerator);
+    let Some(origin) = worker.origin(entry.key.accelerator) else { return Err(ResolveFailure::Removed) };
     let mut repeats = 0;
     loop {
         worker.counters.bump(Counter::OriginRequests(OriginAsk::Conditional), 1);
@@ -203,7 +208,10 @@ impl Drop for Leader {
 
 async fn lead(worker: Rc<Worker>, leader: Leader, want: Want) {
     let resolve = Arc::clone(&leader.0);
-    let accelerator = &worker.node.accelerators[usize::from(resolve.key.accelerator)];
+    let bound = worker.accelerator(resolve.key.accelerator).zip(worker.origin(resolve.key.accelerator));
+    let Some((accelerator, origin)) = bound else {
+        return worker.node.table.settle(&resolve, Resolved::Failed(ResolveFailure::Removed));
+    };
     let grid = accelerator.grid;
     let mut range = first_ask(want, grid, accelerator.extent_bytes);
     let mut repeats = 0;
@@ -218,14 +226,14 @@ async fn lead(worker: Rc<Worker>, leader: Leader, want: Want) {
     }
     let outcome = loop {
         let asked = Instant::now();
-        let answer = put(&worker, &resolve, range).await;
+        let answer = put(&worker, &origin, &resolve, range).await;
         match answer {
             Ok(Answer::Bytes { facts, range, body }) => {
                 let right = right.take().expect("a GET is asked under a right");
-                break keep(&worker, &resolve, facts, asked, want, Some((range, body, right)));
+                break keep(&worker, &accelerator, &resolve, facts, asked, want, Some((range, body, right)));
             }
             Ok(Answer::Empty { facts } | Answer::Found { facts }) => {
-                break keep(&worker, &resolve, facts, asked, want, None);
+                break keep(&worker, &accelerator, &resolve, facts, asked, want, None);
             }
             // An empty object has no first byte, and a short one not the byte that was asked for. Ask for what
             // every object has.
@@ -257,8 +265,12 @@ async fn lead(worker: Rc<Worker>, leader: Leader, want: Want) {
 }
 
 /// Puts the question: a GET of a range, or a HEAD.
-async fn put(worker: &Worker, resolve: &Resolve, range: Option<AskRange>) -> Result<Answer, OriginError> {
-    let origin = worker.origin(resolve.key.accelerator);
+async fn put(
+    worker: &Worker,
+    origin: &Origin,
+    resolve: &Resolve,
+    range: Option<AskRange>,
+) -> Result<Answer, OriginError> {
     if let Some(range) = range {
         worker.counters.bump(Counter::OriginRequests(OriginAsk::Get), 1);
         let ask = Ask { range, if_match: None, if_none_match: None };
@@ -294,6 +306,7 @@ fn first_ask(want: Want, grid: Grid, extent_bytes: u32) -> Option<AskRange> {
 /// Makes the entry, claims what the body covers, lets everybody know, and starts the run.
 fn keep(
     worker: &Rc<Worker>,
+    accelerator: &Accelerator,
     resolve: &Arc<Resolve>,
     facts: ObjectFacts,
     asked: Instant,
@@ -304,7 +317,6 @@ fn keep(
         return pass_by(worker, resolve, asked);
     }
     let table = &worker.node.table;
-    let accelerator = &worker.node.accelerators[usize::from(resolve.key.accelerator)];
     let (grid, pieces) = (accelerator.grid, accelerator.pieces());
     let entry = table.entry(resolve.key.clone(), facts, grid, asked);
     let claimed = bytes.and_then(|(range, body, right)| {

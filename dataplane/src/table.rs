@@ -245,12 +245,19 @@ impl Table {
 
     /// Forgets all objects of an accelerator, because a request changed an unknown number of them.
     pub fn forget_all(&self, accelerator: u16) {
+        self.forget_prefix(accelerator, b"");
+    }
+
+    /// Forgets the objects of an accelerator whose keys begin with `prefix`. What cannot be kept is asked for again,
+    /// whatever its key.
+    pub fn forget_prefix(&self, accelerator: u16, prefix: &[u8]) {
+        let is_meant = |key: &ObjectKey| key.accelerator == accelerator && key.path.starts_with(prefix);
         for shard in &self.shards {
             let gone: Vec<_> = {
                 let mut shard = lock(shard);
-                shard.resolving.retain(|resolve| resolve.key.accelerator != accelerator);
+                shard.resolving.retain(|resolve| !is_meant(&resolve.key));
                 shard.uncacheable.forget_all(accelerator, &self.meter);
-                shard.entries.extract_if(|entry| entry.key.accelerator == accelerator).collect()
+                shard.entries.extract_if(|entry| is_meant(&entry.key)).collect()
             };
             for entry in gone {
                 entry.is_current.store(false, Ordering::Release);
@@ -417,6 +424,8 @@ pub enum ResolveFailure {
     Invalid,
     /// We have no keys for it.
     Credentials,
+    /// The accelerator is no longer served.
+    Removed,
 }
 
 /// A small answer of the origin, shared by those who asked at the same time.

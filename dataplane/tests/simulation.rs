@@ -21,11 +21,11 @@ use forebay_dataplane::config::Limits;
 use forebay_dataplane::engine::scripted::{Faults, Scripted, ScriptedDrive, ScriptedPeer};
 use forebay_dataplane::engine::{Engine, Socket};
 use forebay_dataplane::metrics::{CloseReason, Counter, Handshake, Limit, Metrics, Where};
-use forebay_dataplane::node::{Accelerator, Drives, Node};
+use forebay_dataplane::node::{Drives, Node};
 use forebay_dataplane::origin::scripted::{Fault, Faults as OriginFaults, ScriptedOrigin};
-use forebay_dataplane::origin::{Origin, OriginKind, OriginLimits, OriginTarget};
-use forebay_dataplane::policy::Policy;
-use forebay_dataplane::serve::{Peer, Wire, Worker};
+use forebay_dataplane::origin::{Origin, OriginLimits, OriginTarget};
+use forebay_dataplane::serve::{Order, Peer, Wire, Worker};
+use forebay_dataplane::served::{Accelerator, Served};
 use forebay_dataplane::tls::{Certificates, TlsFiles};
 use rustls::{AlertDescription, ClientConfig, ClientConnection, RootCertStore};
 use tokio::runtime::{Builder, LocalOptions};
@@ -94,36 +94,49 @@ struct World {
     worker: Rc<Worker>,
     scripted: Rc<Scripted>,
     origin: ScriptedOrigin,
+    orders: tokio::sync::mpsc::UnboundedSender<Order>,
 }
 
 impl World {
     fn new(seed: u64, arena_bytes: usize, accelerator: &str, faults: Faults) -> Self {
         let spec: AcceleratorSpec = accelerator.parse().expect("an accelerator");
-        let extent_bytes = spec.extent_bytes() as u32;
         let origin = ScriptedOrigin::new(seed);
         let drive = ScriptedDrive::new((arena_bytes / (2 * MIB)).max(8), 4 * MIB);
-        let accelerator = Accelerator {
-            name: spec.name.as_str().into(),
-            target: OriginTarget { kind: OriginKind::Http { base: "http://origin".parse().expect("a URL") } },
-            policy: Policy::new(&spec).expect("a policy"),
-            grid: Accelerator::grid(extent_bytes),
-            extent_bytes,
-        };
+        let accelerator = Accelerator::of(&spec).expect("an accelerator");
         let node = Node::new(
             arena(arena_bytes),
             Drives::Scripted(Arc::clone(&drive)),
-            Box::new([accelerator]),
-            Keys::new(true),
+            Served::new([accelerator], Keys::new(true)),
             limits(arena_bytes),
             Metrics::new(),
         );
         let scripted = Scripted::new(seed, faults, drive);
-        let origins = [Origin::scripted(origin.clone(), OriginLimits::default())];
-        let (orders, _) = tokio::sync::mpsc::unbounded_channel();
-        let peers = Box::new([Peer { load: Arc::default(), orders }]);
+        let (orders, received) = tokio::sync::mpsc::unbounded_channel();
+        let peers = Box::new([Peer { load: Arc::default(), orders: orders.clone() }]);
         let engine = Engine::Scripted(Rc::clone(&scripted));
-        let worker = Worker::start(Arc::clone(&node), engine, Box::new(origins), 0, peers);
-        Self { node, worker, scripted, origin }
+        let double = origin.clone();
+        let open = move |_: &OriginTarget, _| Ok(Origin::scripted(double.clone(), OriginLimits::default()));
+        let worker = Worker::start(Arc::clone(&node), engine, &open, 0, peers).expect("a worker");
+        let obeying = Rc::clone(&worker);
+        tokio::task::spawn_local(async move { obeying.obey(received, |_| {}, &open).await });
+        Self { node, worker, scripted, origin, orders }
+    }
+
+    /// Has the worker serve these from now on; what is served no more is forgotten.
+    async fn serve_anew(&self, accelerators: &[&str]) {
+        let held = self.node.served();
+        let wanted = accelerators
+            .iter()
+            .map(|text| Accelerator::of(&text.parse().expect("a spec")).expect("an accelerator"));
+        let (served, gone) = held.next(wanted, Arc::clone(&held.keys)).expect("indices are left");
+        let served = Arc::new(served);
+        self.node.serve(Arc::clone(&served));
+        let (done, mut all_done) = tokio::sync::mpsc::unbounded_channel();
+        self.orders.send(Order::Serve(served, done)).expect("the worker obeys");
+        assert!(all_done.recv().await.is_none());
+        for index in gone {
+            self.node.table.forget_all(index);
+        }
     }
 
     fn connect(&self) -> Client {
@@ -432,6 +445,69 @@ fn visit_worlds(count: u64, connect: fn(&World) -> Client) {
             failed > 0 && cut > 0 && bad_blocks > 0,
             "the worlds were unfriendly enough to prove something"
         );
+    }
+}
+
+#[test]
+fn what_is_served_is_replaced_while_it_is_read() {
+    const ARENA: usize = 8 * MIB;
+    for seed in seeds(50) {
+        simulate(seed, ARENA, || async move {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let (one, two) =
+                ("one=http://origin/1,freshness=immutable", "two=http://origin/2,freshness=immutable");
+            let faults = Faults { short_per_mille: 300, delay_max: Duration::from_millis(2), ..Faults::NONE };
+            let world = World::new(seed, ARENA, one, faults);
+            let body = content(&mut random, 2 * MIB + 12_345);
+            world.origin.put(b"k", body.clone());
+            world.origin.set_faults(OriginFaults {
+                chunk_delay_max: Duration::from_millis(5),
+                chunk_bytes_max: 100_000,
+                ..OriginFaults::default()
+            });
+            let asked = || world.node.metrics.total(Counter::OriginBytes);
+
+            // The accelerator goes while its bytes are on their way: what has begun ends whole.
+            let mut client = world.connect();
+            client.ask("GET", "/one/k", "");
+            client.more().await.expect("the answer begins");
+            world.serve_anew(&[two]).await;
+            let begun = client.response(false, u64::MAX).await.expect("an answer");
+            assert_eq!((begun.status, begun.missing), (200, 0), "seed {seed}");
+            assert!(begun.body == body, "seed {seed}: wrong bytes");
+            client.ask("GET", "/one/k", "");
+            let gone = client.response(false, u64::MAX).await.expect("an answer");
+            assert_eq!(gone.status, 404, "seed {seed}");
+            let words = String::from_utf8_lossy(&gone.body).into_owned();
+            assert!(
+                words.contains("NoSuchBucket") && words.contains("--accelerator one="),
+                "seed {seed}: {words}"
+            );
+            client.ask("GET", "/two/k", "");
+            assert_eq!(client.response(false, u64::MAX).await.map(|it| it.status), Some(200), "seed {seed}");
+
+            // It comes back without the objects that it had; another policy keeps them.
+            let before = asked();
+            world.serve_anew(&[two, one]).await;
+            assert!(world.node.table.find(0, b"k").is_none(), "seed {seed}: index 0 means nothing any more");
+            client.ask("GET", "/one/k", "");
+            assert_eq!(
+                client.response(false, u64::MAX).await.map(|it| it.body == body),
+                Some(true),
+                "seed {seed}"
+            );
+            assert_eq!(asked() - before, body.len() as u64, "seed {seed}");
+            world.serve_anew(&[two, "one=http://origin/1,freshness=ttl:1h"]).await;
+            client.ask("GET", "/one/k", "");
+            let held = client.response(false, u64::MAX).await.expect("an answer");
+            assert_eq!((held.status, asked() - before), (200, body.len() as u64), "seed {seed}");
+            assert!(
+                held.headers.contains_key("age"),
+                "seed {seed}: the rules of now hold: {:?}",
+                held.headers
+            );
+            world
+        });
     }
 }
 

@@ -13,6 +13,7 @@
 //! bounded by [`PATIENCE`], after which the test fails with the node's log.
 
 pub mod content;
+pub mod fleet;
 pub mod http;
 pub mod node;
 pub mod origin;

@@ -73,7 +73,7 @@ pub use member::{
 };
 pub use name::{AccessKeyError, AccessKeyId, NameError, NodeId, PolicyName, Zone};
 pub use node::{
-    AcceleratorStatus, DrainReply, DriveStatus, ErrorBody, MemoryStatus, NodeStatus, PurgeReply,
+    AcceleratorStatus, ControlLink, DrainReply, DriveStatus, ErrorBody, MemoryStatus, NodeStatus, PurgeReply,
     PurgeRequest, WorkerStatus,
 };
 pub use placement::{Epoch, GROUP_BYTES, Member, OlderEpoch, Placement, group_of};

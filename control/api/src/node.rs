@@ -34,6 +34,35 @@ pub struct NodeStatus {
     pub extents: u64,
     /// Client connections now open.
     pub connections: u64,
+    /// How it stands with its control plane, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub control: Option<ControlLink>,
+}
+
+/// How a node stands with its control plane.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControlLink {
+    /// Which control plane.
+    pub url: String,
+    /// What it calls this node.
+    pub node: String,
+    /// The state held; 0 for none.
+    pub revision: u64,
+    /// The placement version (epoch) held; 0 for none.
+    pub epoch: u64,
+    /// The last purge applied.
+    pub purges_applied: u64,
+    /// Since the last good answer, in seconds; absent if there was none since the start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contact_seconds_ago: Option<u64>,
+    /// Whether it has been silent for so long that `ttl` is treated as `strict`.
+    pub fenced: bool,
+    /// What is wrong and what to do; empty if nothing is.
+    #[serde(default)]
+    pub problem: String,
+    /// What it wants and this node does not do, each with the reason and the remedy.
+    #[serde(default)]
+    pub refused: Vec<String>,
 }
 
 /// One worker.

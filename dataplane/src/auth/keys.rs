@@ -12,13 +12,13 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 /// Access keys with their secrets, and whether they are asked for at all.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Keys {
     pairs: Vec<Pair>,
     anonymous: bool,
 }
 
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 struct Pair {
     access_key: Box<str>,
     secret: Secret,
@@ -100,6 +100,14 @@ pub(super) struct Secret {
     id: u64,
     text: Box<str>,
 }
+
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Secret {}
 
 impl Secret {
     fn new(text: &str) -> Self {

@@ -63,8 +63,8 @@ pub(super) fn verify(head: &RequestHead, keys: &Keys, now: SystemTime) -> Result
     let secret = keys.secret(claim.access_key).ok_or_else(|| {
         Denied::new(
             ErrorCode::InvalidAccessKeyId,
-            "this node does not know the access key of the request: add it to the node's configuration, or \
-             have the client use one that is there",
+            "this node does not know the access key of the request: add it to the node's configuration or, where \
+             there is a control plane, with `forebay-control key add`; or have the client use one that is there",
         )
     })?;
     let now_s = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());

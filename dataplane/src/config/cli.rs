@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand};
-use forebay_control_api::{AcceleratorSpec, ByteSize, Span};
+use forebay_control_api::{AcceleratorSpec, ByteSize, NodeId, Span, Zone};
 
 use super::value::{AdminAddr, AltSvc, ClientKey, CoreChoice, DriveArg, EngineChoice, parse_listen};
 
@@ -139,6 +139,34 @@ pub struct Settings {
     #[arg(long, value_name = "COUNT")]
     pub connections: Option<u32>,
 
+    /// Control plane to take accelerators, keys and placement from, beside those said here: http(s)://HOST[:PORT]
+    #[arg(long, value_name = "URL")]
+    pub control: Option<String>,
+
+    /// File with this node's token for the control plane, of role node
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+
+    /// What the control plane calls this node: unique, the same after a restart [default: the host's name]
+    #[arg(long, value_name = "NAME", value_parser = said::<NodeId>)]
+    pub node_id: Option<NodeId>,
+
+    /// Nodes of one zone fail together [default: default]
+    #[arg(long, value_name = "ZONE", value_parser = said::<Zone>)]
+    pub zone: Option<Zone>,
+
+    /// This node's share of the objects beside the others' weights [default: GiB of memory and drives]
+    #[arg(long, value_name = "WEIGHT")]
+    pub weight: Option<u32>,
+
+    /// URL by which other nodes reach this one [default: the first listen address]
+    #[arg(long, value_name = "URL")]
+    pub advertise: Option<String>,
+
+    /// Where the control plane's last state is kept, keys included [default: beside the first drive file]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+
     /// Keys that clients sign with: from the file or the environment, never a flag.
     #[arg(skip)]
     pub keys: Vec<ClientKey>,
@@ -153,7 +181,7 @@ const ACCELERATOR_HELP: &str = "A bucket name that clients use and the store beh
 
 impl Settings {
     /// The names that a file may hold, `keys` among them.
-    pub(super) const NAMES: [&str; 19] = [
+    pub(super) const NAMES: [&str; 26] = [
         "listen",
         "listen-tls",
         "cert",
@@ -172,6 +200,13 @@ impl Settings {
         "drain",
         "origin-connections",
         "connections",
+        "control",
+        "token-file",
+        "node-id",
+        "zone",
+        "weight",
+        "advertise",
+        "state-dir",
         "keys",
     ];
 
@@ -200,6 +235,13 @@ impl Settings {
             drain: self.drain.or(file.drain),
             origin_connections: self.origin_connections.or(file.origin_connections),
             connections: self.connections.or(file.connections),
+            control: self.control.or(file.control),
+            token_file: self.token_file.or(file.token_file),
+            node_id: self.node_id.or(file.node_id),
+            zone: self.zone.or(file.zone),
+            weight: self.weight.or(file.weight),
+            advertise: self.advertise.or(file.advertise),
+            state_dir: self.state_dir.or(file.state_dir),
             keys: list(self.keys, file.keys),
         }
     }

@@ -127,6 +127,13 @@ fn parse(text: &str) -> Result<Settings, FileError> {
     settings.drain = parsed(&mut table, "", "drain")?;
     settings.origin_connections = count(&mut table, "origin-connections")?;
     settings.connections = count(&mut table, "connections")?;
+    settings.control = text_of(&mut table, "", "control")?;
+    settings.token_file = text_of(&mut table, "", "token-file")?.map(Into::into);
+    settings.node_id = parsed(&mut table, "", "node-id")?;
+    settings.zone = parsed(&mut table, "", "zone")?;
+    settings.weight = count(&mut table, "weight")?;
+    settings.advertise = text_of(&mut table, "", "advertise")?;
+    settings.state_dir = text_of(&mut table, "", "state-dir")?.map(Into::into);
     for (name, value) in list(&mut table, "keys")? {
         let mut key = table_of(&name, value)?;
         known(&key, &name, &["access-key", "secret-key"])?;
@@ -318,6 +325,13 @@ mod tests {
             drain = "1m"
             origin-connections = 32
             connections = 1000
+            control = "http://10.0.0.1:7080"
+            token-file = "/etc/forebay/node-token"
+            node-id = "node-a"
+            zone = "zone-1"
+            weight = 64
+            advertise = "http://10.0.0.11:7070"
+            state-dir = "/var/lib/forebay"
 
             [[accelerator]]
             name = "lake"
@@ -353,6 +367,13 @@ mod tests {
         assert_eq!(settings.drain, Some(Span::from_secs(60)));
         assert_eq!(settings.origin_connections, Some(32));
         assert_eq!(settings.connections, Some(1000));
+        assert_eq!(settings.control.as_deref(), Some("http://10.0.0.1:7080"));
+        assert_eq!(settings.token_file, Some("/etc/forebay/node-token".into()));
+        assert_eq!(settings.node_id, Some("node-a".parse().expect("an id")));
+        assert_eq!(settings.zone, Some("zone-1".parse().expect("a zone")));
+        assert_eq!(settings.weight, Some(64));
+        assert_eq!(settings.advertise.as_deref(), Some("http://10.0.0.11:7070"));
+        assert_eq!(settings.state_dir, Some("/var/lib/forebay".into()));
         assert_eq!(&*settings.keys[0].access_key, "AK");
         let lake = &settings.accelerator[0];
         assert_eq!(

@@ -21,6 +21,8 @@ pub struct HostFacts {
     pub parallelism: usize,
     /// Hard limit of file descriptors.
     pub descriptors_max: u64,
+    /// What the host is called, if the kernel says it in text.
+    pub name: Option<String>,
 }
 
 /// Which core does what.
@@ -42,6 +44,9 @@ impl HostFacts {
             parallelism: std::thread::available_parallelism().map_or(1, usize::from),
             cores_allowed,
             descriptors_max: getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX),
+            name: std::fs::read_to_string("/proc/sys/kernel/hostname")
+                .ok()
+                .map(|name| name.trim().to_owned()),
         }
     }
 
@@ -126,7 +131,7 @@ mod tests {
     use super::*;
 
     fn host(cores: &[usize], parallelism: usize) -> HostFacts {
-        HostFacts { cores_allowed: cores.to_vec(), parallelism, descriptors_max: 1 << 20 }
+        HostFacts { cores_allowed: cores.to_vec(), parallelism, descriptors_max: 1 << 20, name: None }
     }
 
     #[test]

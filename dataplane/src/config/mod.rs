@@ -7,12 +7,14 @@
 //!
 //! ```text
 //!   cli    the command line            file   the same names in TOML
+//!   control  which control plane, and as whom
 //!   value  their small languages       host   what this machine allows
 //!   limits everything that may grow    show   banner, check-config
 //! ```
 #![forbid(unsafe_code)]
 
 mod cli;
+mod control;
 mod file;
 mod host;
 mod limits;
@@ -27,6 +29,7 @@ use std::time::Duration;
 use forebay_control_api::{AcceleratorSpec, ByteSize, Span};
 
 pub use cli::{Cli, Command, DrivePath, FormatArgs, Settings};
+pub use control::ControlConfig;
 pub use file::FileError;
 pub use host::{CoreMap, HostFacts, raise_descriptor_limit};
 pub use limits::{Limits, QUIC_WINDOW_BYTES_MIN};
@@ -72,7 +75,7 @@ pub struct Config {
     pub memory: ByteSize,
     /// Drives; none means RAM only.
     pub drives: Vec<Drive>,
-    /// Accelerators; at least one, no two of a name.
+    /// Accelerators; at least one unless there is a control plane, no two of a name.
     pub accelerators: Vec<AcceleratorSpec>,
     /// Whether requests without a signature are answered.
     pub anonymous: bool,
@@ -90,6 +93,8 @@ pub struct Config {
     pub connections: Option<u32>,
     /// File descriptors this process may have (the hard limit).
     pub descriptors_max: u64,
+    /// The control plane, if there is one.
+    pub control: Option<ControlConfig>,
     /// What is allowed but probably not meant.
     pub warnings: Vec<String>,
 }
@@ -136,6 +141,7 @@ impl Config {
         };
         add_key_of_environment(&mut settings.keys, environment)?;
 
+        let about_control = control::taken_from(&mut settings);
         let listen_tls = settings.listen_tls;
         let listen = match settings.listen {
             listen if listen.is_empty() && listen_tls.is_empty() => vec![LISTEN_DEFAULT],
@@ -171,7 +177,7 @@ impl Config {
             return Err(ConfigError::AdminOpen(*address));
         }
 
-        if settings.accelerator.is_empty() {
+        if settings.accelerator.is_empty() && about_control.control.is_none() {
             return Err(ConfigError::NoAccelerator);
         }
         if let Some(twice) = first_twice(settings.accelerator.iter().map(|spec| spec.name.as_str())) {
@@ -199,7 +205,9 @@ impl Config {
             }
         }
 
-        if settings.keys.is_empty() && !settings.anonymous {
+        let memory = settings.memory.unwrap_or(MEMORY_DEFAULT);
+        let control = control::control_of(&about_control, &drives, memory, host.name.as_deref())?;
+        if settings.keys.is_empty() && !settings.anonymous && control.is_none() {
             warnings.push(format!("{NOBODY_MAY_READ} {HOW_TO_LET_IN}"));
         }
         let mut doors = listen.iter().chain(&listen_tls);
@@ -219,7 +227,7 @@ impl Config {
             admin,
             admin_token,
             cores: host.core_map(&settings.cores.unwrap_or(CoreChoice::Auto))?,
-            memory: settings.memory.unwrap_or(MEMORY_DEFAULT),
+            memory,
             drives,
             accelerators: settings.accelerator,
             anonymous: settings.anonymous,
@@ -230,6 +238,7 @@ impl Config {
             origin_connections: settings.origin_connections,
             connections: settings.connections,
             descriptors_max: host.descriptors_max,
+            control,
             warnings,
         })
     }
@@ -295,7 +304,10 @@ pub enum ConfigError {
     )]
     Token(PathBuf),
     /// Nothing to serve.
-    #[error("accelerator: there is none; give at least one, e.g. --accelerator data=s3://bucket")]
+    #[error(
+        "accelerator: there is none; give at least one, e.g. --accelerator data=s3://bucket, or --control URL of a \
+         control plane that names them"
+    )]
     NoAccelerator,
     /// A rule of an accelerator.
     #[error("accelerator {accelerator}")]
@@ -338,6 +350,14 @@ pub enum ConfigError {
     /// A stall time that kills healthy connections.
     #[error("send-stall: {0} is too short; at least 1s is needed to tell a slow reader from a dead one")]
     SendStall(Span),
+    /// What is said of the control plane.
+    #[error("{setting}: {why}")]
+    Control {
+        /// The setting.
+        setting: &'static str,
+        /// What is wrong with it, and what to do.
+        why: String,
+    },
     /// A count of nothing.
     #[error("{0}: must be at least 1")]
     Zero(&'static str),

@@ -51,7 +51,13 @@ pub fn banner(config: &Config, certificates: Option<&Certificates>) -> String {
             spec.preset.map(|preset| format!(", preset {preset}")).unwrap_or_default()
         );
     }
-    if config.keys.is_empty() && !config.anonymous {
+    if let Some(control) = &config.control {
+        let _ = writeln!(text, "control   {} as {}", control.url, control.node);
+        if config.accelerators.is_empty() {
+            return text;
+        }
+    }
+    if config.keys.is_empty() && !config.anonymous && config.control.is_none() {
         let _ = write!(text, "\n{NOBODY_MAY_READ}\n{HOW_TO_LET_IN}\n");
         return text;
     }
@@ -153,6 +159,15 @@ pub fn check_report(config: &Config, limits: &Limits) -> String {
         row("  access-key", &key.access_key);
     }
     row("engine", &config.engine);
+    if let Some(control) = &config.control {
+        row("control", &control.url);
+        row("token-file", &control.token_file.display());
+        row("node-id", &control.node);
+        row("zone", &control.zone);
+        row("weight", &control.weight);
+        row("advertise", &control.advertise.as_deref().unwrap_or("the first listen address"));
+        row("state kept in", &control.state.display());
+    }
 
     text.push_str("\ncores\n");
     for (worker, core) in config.cores.workers.iter().enumerate() {

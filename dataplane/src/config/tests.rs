@@ -9,7 +9,12 @@ use super::cli::chain;
 use super::*;
 
 fn host() -> HostFacts {
-    HostFacts { cores_allowed: vec![0, 1], parallelism: 2, descriptors_max: 20_000 }
+    HostFacts {
+        cores_allowed: vec![0, 1],
+        parallelism: 2,
+        descriptors_max: 20_000,
+        name: Some("host-1".into()),
+    }
 }
 
 fn settings(accelerators: &[&str]) -> Settings {

@@ -133,7 +133,7 @@ pub fn keys_to_delete(body: &[u8]) -> Option<Vec<Box<[u8]>>> {
     }
 }
 
-fn character(entity: &quick_xml::events::BytesRef<'_>) -> Option<char> {
+pub(super) fn character(entity: &quick_xml::events::BytesRef<'_>) -> Option<char> {
     match &**entity {
         "amp" => Some('&'),
         "lt" => Some('<'),

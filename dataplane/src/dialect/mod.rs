@@ -4,4 +4,5 @@
 #![forbid(unsafe_code)]
 
 pub mod changes;
+pub mod listing;
 pub mod s3;

@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use tower_service::Service;
 
 /// A byte stream to an origin.
-pub(super) type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
+pub(crate) type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
 const _: fn() = || {
     fn is_usable<T: Read + Write + Send + Unpin>() {}
     is_usable::<Stream>();
@@ -31,7 +31,7 @@ const _: fn() = || {
 
 /// Connects. Cheap to clone; clones share their trust roots.
 #[derive(Debug, Clone)]
-pub(super) struct Dialer {
+pub(crate) struct Dialer {
     http: HttpConnector,
     tls: Arc<OnceLock<Arc<ClientConfig>>>,
     ca_bundle: Option<PathBuf>,
@@ -39,14 +39,14 @@ pub(super) struct Dialer {
 }
 
 #[derive(Debug)]
-pub(super) enum DialError {
+pub(crate) enum DialError {
     TimedOut,
     Failed(BoxError),
 }
 
 impl Dialer {
     /// `limit` is for look-up, TCP and TLS together. `ca_bundle` is a PEM file.
-    pub(super) fn new(limit: Duration, ca_bundle: Option<PathBuf>) -> Self {
+    pub(crate) fn new(limit: Duration, ca_bundle: Option<PathBuf>) -> Self {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         http.set_nodelay(true);
@@ -55,7 +55,7 @@ impl Dialer {
     }
 
     /// Connects to the scheme, host and port of `uri`.
-    pub(super) async fn dial(&self, uri: http::Uri) -> Result<Stream, DialError> {
+    pub(crate) async fn dial(&self, uri: http::Uri) -> Result<Stream, DialError> {
         match timeout(self.limit, self.connect(uri)).await {
             Ok(connected) => connected.map_err(DialError::Failed),
             Err(_) => Err(DialError::TimedOut),

@@ -24,6 +24,8 @@ mod error;
 mod pool;
 pub mod scripted;
 
+pub(crate) use dial::{DialError, Dialer};
+
 pub use body::{Body, Upload, UploadClosed, Uploader, upload};
 pub use credentials::{CredentialSource, Credentials};
 pub use error::{OriginError, Stage};

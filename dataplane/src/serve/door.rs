@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use super::worker::Peer;
 use crate::admin::{DoorError, NodeDoor, Readiness};
+use crate::agent::Standing;
 use crate::metrics::{Counter, EngineKind, Gauge, Reserve};
 use crate::node::Node;
 use crate::store::Store;
@@ -33,13 +34,20 @@ pub(super) struct Door {
     pub(super) engine: EngineKind,
     pub(super) is_registered: bool,
     pub(super) store: Option<Arc<Store>>,
+    pub(super) standing: Option<Arc<Standing>>,
     pub(super) drain: mpsc::UnboundedSender<()>,
     pub(super) started: Instant,
 }
 
 impl NodeDoor for Door {
     fn ready(&self) -> Readiness {
-        if self.node.is_draining() { Readiness::NotReady("draining") } else { Readiness::Ready }
+        if self.node.is_draining() {
+            Readiness::NotReady("draining")
+        } else if self.standing.as_ref().is_some_and(|standing| !standing.has_state()) {
+            Readiness::NotReady("the control plane has not said yet what to serve; see /v1/status")
+        } else {
+            Readiness::Ready
+        }
     }
 
     fn status(&self) -> NodeStatus {
@@ -48,7 +56,7 @@ impl NodeDoor for Door {
         NodeStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_seconds: self.started.elapsed().as_secs(),
-            ready: !self.node.is_draining(),
+            ready: self.ready() == Readiness::Ready,
             draining: self.node.is_draining(),
             engine: self.engine.word().to_owned(),
             listen: self
@@ -60,9 +68,9 @@ impl NodeDoor for Door {
             workers: self.cores.iter().zip(&self.peers).map(worker).collect(),
             accelerators: self
                 .node
-                .accelerators
-                .iter()
-                .map(|accelerator| AcceleratorStatus {
+                .served()
+                .all()
+                .map(|(_, accelerator)| AcceleratorStatus {
                     name: accelerator.name.to_string(),
                     origin: accelerator.target.kind.to_string(),
                     freshness: accelerator.policy.freshness().to_string(),
@@ -88,12 +96,17 @@ impl NodeDoor for Door {
             objects: table.objects,
             extents: table.extents,
             connections: self.node.connections(),
+            control: self
+                .standing
+                .as_ref()
+                .map(|standing| standing.link(self.node.is_fenced(tokio::time::Instant::now()))),
         }
     }
 
     fn explain(&self, accelerator: &str, key: &[u8]) -> Option<serde_json::Value> {
-        let (index, accelerator) = self.node.accelerator(accelerator)?;
-        let decision = accelerator.policy.decide(key);
+        let served = self.node.served();
+        let (index, accelerator) = served.find(accelerator)?;
+        let decision = self.node.decide(accelerator, key, tokio::time::Instant::now());
         let known = self.node.table.find(index, key).map(|entry| {
             let count = entry.grid.extent_count(entry.facts.size);
             let extents: Vec<_> = (0..count.min(EXPLAINED_MAX))
@@ -124,7 +137,7 @@ impl NodeDoor for Door {
     }
 
     fn purge(&self, accelerator: &str, key: &[u8]) -> Result<PurgeReply, DoorError> {
-        let Some((index, _)) = self.node.accelerator(accelerator) else {
+        let Some(index) = self.node.served().find(accelerator).map(|(index, _)| index) else {
             return Err(DoorError::NoAccelerator(accelerator.to_owned()));
         };
         let known = self.node.table.find(index, key);
@@ -152,6 +165,14 @@ impl NodeDoor for Door {
             metrics.set(Gauge::ReserveUsedBytes(reserve), used.cast_signed());
         }
         let table = self.node.table.status();
+        if let Some(standing) = &self.standing {
+            let (revision, epoch, silence) = standing.numbers(self.node.started);
+            metrics.set(Gauge::ControlRevision, revision.cast_signed());
+            metrics.set(Gauge::ControlEpoch, epoch.cast_signed());
+            metrics.set(Gauge::ControlSilenceSeconds, silence.cast_signed());
+            let is_fenced = self.node.is_fenced(tokio::time::Instant::now());
+            metrics.set(Gauge::ControlFenced, i64::from(is_fenced));
+        }
         metrics.set(Gauge::PagesFree, arena.pages_free.cast_signed());
         metrics.set(Gauge::Objects, table.objects.cast_signed());
         metrics.set(Gauge::Extents, table.extents.cast_signed());

@@ -11,12 +11,12 @@ use super::Worker;
 use super::body::RequestBody;
 use super::connection::Ended;
 use super::reply::Reply;
-use super::request::{Changes, ForwardTarget, ReadTarget, relayed};
+use super::request::{Changes, ForwardTarget, ReadTarget, relayed, removed};
 use crate::dialect::changes::{BODY_BYTES_MAX, keys_to_delete};
 use crate::http1::{BodyLength, Method, RequestHead};
 use crate::metrics::{Counter, OriginAsk};
 use crate::node::Node;
-use crate::origin::{Forward, OriginError, Uploader, upload};
+use crate::origin::{Forward, OriginError, OriginTarget, Uploader, upload};
 
 /// A read that is not answered from here.
 pub(super) fn of_read(head: &RequestHead, target: &ReadTarget) -> ForwardTarget {
@@ -35,6 +35,8 @@ pub(super) async fn forward(
     body: &mut impl RequestBody,
     request_id: &str,
 ) -> Result<Reply, Ended> {
+    let bound = worker.accelerator(target.accelerator).zip(worker.origin(target.accelerator));
+    let Some((accelerator, origin)) = bound else { return Ok(removed(head, request_id)) };
     let mut expects_continue = head.expect_continue && !body.is_finished();
     let held_deletion = if matches!(target.changes, Changes::Listed) { worker.hold_deletion() } else { None };
     // What has been received of the body before it is clear what it changes.
@@ -52,7 +54,7 @@ pub(super) async fn forward(
         }
         Changes::Listed | Changes::Anything => Some(Changed::Anything),
     };
-    let forgetting = changed.map(|changed| Forgetting::new(&worker.node, target.accelerator, changed));
+    let forgetting = changed.map(|changed| Forgetting::new(&worker.node, &accelerator.target, changed));
     let method =
         http::Method::from_bytes(head.method.as_str().as_bytes()).expect("methods were parsed as tokens");
     let (uploader, upload) = match head.body {
@@ -74,7 +76,6 @@ pub(super) async fn forward(
         body: upload,
     };
     worker.counters.bump(Counter::OriginRequests(OriginAsk::Forward), 1);
-    let origin = worker.origin(target.accelerator);
     let answering = origin.forward(request);
     let answer = match uploader {
         None => answering.await,
@@ -161,7 +162,7 @@ fn headers(head: &RequestHead) -> HeaderMap {
 #[derive(Debug)]
 pub(crate) struct Forgetting {
     node: Arc<Node>,
-    accelerator: u16,
+    target: OriginTarget,
     changed: Changed,
 }
 
@@ -172,26 +173,25 @@ enum Changed {
 }
 
 impl Forgetting {
-    fn new(node: &Arc<Node>, accelerator: u16, changed: Changed) -> Self {
-        let forgetting = Self { node: Arc::clone(node), accelerator, changed };
+    fn new(node: &Arc<Node>, target: &OriginTarget, changed: Changed) -> Self {
+        let forgetting = Self { node: Arc::clone(node), target: target.clone(), changed };
         forgetting.forget();
         forgetting
     }
 
     fn forget(&self) {
-        let target = &self.node.accelerators[usize::from(self.accelerator)].target;
         // Two accelerators may stand before one store.
-        for (index, accelerator) in self.node.accelerators.iter().enumerate() {
-            if accelerator.target != *target {
+        for (index, accelerator) in self.node.served().all() {
+            if accelerator.target != self.target {
                 continue;
             }
             match &self.changed {
                 Changed::Objects(keys) => {
                     for key in keys {
-                        self.node.table.forget(index as u16, key);
+                        self.node.table.forget(index, key);
                     }
                 }
-                Changed::Anything => self.node.table.forget_all(index as u16),
+                Changed::Anything => self.node.table.forget_all(index),
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! [`worker`] is one core's world; [`link`] is a connection's bare socket, or TLS over it; [`connection`] speaks
 //! HTTP/1.1, [`http3`] HTTP/3; [`request`] decides, for whatever door; [`stream`] yields an object's bytes; [`forward`]
-//! hands on what is not ours to answer.
+//! hands on what is not ours to answer; [`prewarm`] reads ahead of clients.
 #![forbid(unsafe_code)]
 
 mod body;
@@ -11,6 +11,7 @@ mod door;
 pub(crate) mod forward;
 pub mod http3;
 mod link;
+mod prewarm;
 mod reply;
 mod request;
 mod run;
@@ -19,4 +20,4 @@ mod worker;
 
 pub use self::link::Wire;
 pub use self::run::run;
-pub use self::worker::{Order, Peer, Worker};
+pub use self::worker::{Here, OpenOrigin, Order, Peer, Worker};

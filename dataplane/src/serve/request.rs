@@ -103,7 +103,8 @@ fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Route {
     let refuse = |status, code: &str, message: &str| {
         Route::Reply(Reply::error(status, code, message, head.path(), request_id))
     };
-    if let Err(denied) = auth::verify(head, &worker.node.keys, worker.wall_time()) {
+    let served = worker.served();
+    if let Err(denied) = auth::verify(head, &served.keys, worker.wall_time()) {
         return refuse(denied.code.status(), denied.code.as_str(), &denied.message);
     }
     if let Method::Other(name) = &head.method {
@@ -116,7 +117,7 @@ fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Route {
         Ok(None) => match bucket_of(head.path()) {
             Ok(Some(bucket)) => (bucket, Box::default()),
             Ok(None) => {
-                let names: Vec<_> = worker.node.accelerators.iter().map(|known| &*known.name).collect();
+                let names: Vec<_> = served.all().map(|(_, known)| &*known.name).collect();
                 let message =
                     format!("name a bucket in the path; this node accelerates: {}", names.join(", "));
                 return refuse(400, "InvalidRequest", &message);
@@ -125,9 +126,10 @@ fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Route {
         },
         Err(error) => return refuse_address(error),
     };
-    let Some((accelerator, _)) = worker.node.accelerator(&bucket) else {
+    let Some((accelerator, bound)) = served.find(&bucket) else {
         let message = format!(
-            "this node has no accelerator named {bucket}; start it with --accelerator {bucket}=ORIGIN"
+            "this node has no accelerator named {bucket}; start it with --accelerator {bucket}=ORIGIN, or have its \
+             control plane name it: forebay-control accelerator add {bucket}=ORIGIN"
         );
         return refuse(404, "NoSuchBucket", &message);
     };
@@ -140,7 +142,7 @@ fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Route {
             "the name of the bucket and the slash behind it must not be percent-encoded",
         );
     }
-    let target = &worker.node.accelerators[usize::from(accelerator)].target;
+    let target = &bound.target;
     let climbs = |segment: &[u8]| matches!(segment, b"." | b"..");
     if !target.is_signed() && key.split(|byte| *byte == b'/').any(climbs) {
         let message = "an HTTP origin is a tree of files: `.` and `..` would lead out of its prefix";
@@ -206,15 +208,16 @@ enum Read {
 
 /// Answers a read.
 async fn read(worker: &Rc<Worker>, head: &RequestHead, target: &ReadTarget, request_id: &str) -> Read {
-    let accelerator = &worker.node.accelerators[usize::from(target.accelerator)];
-    let decision = accelerator.policy.decide(&target.key);
+    let now = Instant::now();
+    let Some(decision) = worker.decide(target.accelerator, &target.key, now) else {
+        return Read::Reply(removed(head, request_id));
+    };
     if !decision.cache {
         return Read::Bypass;
     }
     let is_head = head.method == Method::Head;
     let asked = head.header("range").and_then(parse_range);
     let want = if is_head { Want::Head } else { Want::Bytes(asked) };
-    let now = Instant::now();
     let refuse = |status, code: &str, message: &str| {
         Read::Reply(Reply::error(status, code, message, head.path(), request_id))
     };
@@ -239,6 +242,7 @@ async fn read(worker: &Rc<Worker>, head: &RequestHead, target: &ReadTarget, requ
                 reply.cache = Some(CacheOutcome::Bypass);
                 return Read::Reply(reply);
             }
+            Found::Failed(ResolveFailure::Removed) => return Read::Reply(removed(head, request_id)),
             Found::Failed(failure) => {
                 let (status, code, message) = gateway(failure);
                 return refuse(status, code, message);
@@ -322,8 +326,15 @@ async fn about_version(
     Ok(finish(reply))
 }
 
+/// The answer to a request whose accelerator was removed while it was under way.
+pub(super) fn removed(head: &RequestHead, request_id: &str) -> Reply {
+    let message = "the accelerator was removed from this node while the request was under way";
+    Reply::error(404, "NoSuchBucket", message, head.path(), request_id)
+}
+
 fn gateway(failure: ResolveFailure) -> (u16, &'static str, &'static str) {
     match failure {
+        ResolveFailure::Removed => (404, "NoSuchBucket", "the accelerator was removed from this node"),
         ResolveFailure::Unreachable => (502, "BadGateway", "the origin could not be reached, or broke off"),
         ResolveFailure::TimedOut => (504, "GatewayTimeout", "the origin did not answer in time"),
         ResolveFailure::Invalid => {

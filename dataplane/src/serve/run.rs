@@ -13,7 +13,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use forebay_control_api::OriginSpec;
 use socket2::{Domain, Protocol, Socket as RawSocket, Type};
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,15 +23,16 @@ use super::http3;
 use super::link::Wire;
 use super::worker::{Order, Peer, Worker};
 use crate::admin::{AdminDoor, NodeDoor};
+use crate::agent::{Agent, House};
 use crate::arena::{Arena, ArenaOptions, PAGE_BYTES};
 use crate::auth::Keys;
 use crate::config::{self, AltSvc, Config, EngineChoice, Limits};
 use crate::engine::portable::{Portable, READS_MAX};
 use crate::engine::{Engine, probe, task, uring};
 use crate::metrics::{Counter, EngineKind, Gauge, Metrics, Reload};
-use crate::node::{Accelerator, Drives, Node};
-use crate::origin::{Credentials, Origin, OriginKind, OriginLimits, OriginTarget};
-use crate::policy::Policy;
+use crate::node::{Drives, Node};
+use crate::origin::{Credentials, Origin, OriginLimits, OriginTarget};
+use crate::served::{Accelerator, Served};
 use crate::store::{DriveSpec, Store, StoreOptions, WriterEngine};
 use crate::tls::Certificates;
 
@@ -75,19 +75,25 @@ pub fn run(config: &Config) -> Result<()> {
     let drives = open_drives(config, &limits, engine)?;
     let metrics = Metrics::new();
     metrics.set(Gauge::Engine(engine), 1);
+    let agent = config.control.as_ref().map(|control| Agent::new(config, control)).transpose()?;
+    let configured = configured(config)?;
     let node = Node::new(
         arena,
         drives.clone().map_or(Drives::None, Drives::Store),
-        accelerators(config)?,
-        keys(config)?,
+        match &agent {
+            Some(agent) => agent.served(configured)?,
+            None => configured,
+        },
         limits,
         metrics,
     );
-    let credentials = if node.accelerators.iter().any(|accelerator| accelerator.target.is_signed()) {
-        house_runtime()?.block_on(Credentials::discover()).context("origin credentials")?
-    } else {
-        Credentials::anonymous()
-    };
+    node.fence_after(agent.as_ref().and_then(Agent::fence_after));
+    let credentials =
+        if agent.is_some() || node.served().all().any(|(_, accelerator)| accelerator.target.is_signed()) {
+            house_runtime()?.block_on(Credentials::discover()).context("origin credentials")?
+        } else {
+            Credentials::anonymous()
+        };
     let admin = AdminDoor::bind(&config.admin, config.admin_token.clone())?;
     let workers = config.cores.workers.len();
     let (addresses, plain) = bind(&config.listen, workers)?;
@@ -121,7 +127,7 @@ pub fn run(config: &Config) -> Result<()> {
         node: Arc::clone(&node),
         engine,
         registered: registry.as_ref().map(uring::Registry::registered),
-        credentials,
+        credentials: credentials.clone(),
         quic,
     };
     let sockets = listeners.into_iter().zip(quic_sockets).collect();
@@ -132,10 +138,11 @@ pub fn run(config: &Config) -> Result<()> {
         node: Arc::clone(&node),
         peers: peers.clone(),
         cores: config.cores.workers.clone(),
-        addresses,
-        tls_addresses,
+        addresses: addresses.clone(),
+        tls_addresses: tls_addresses.clone(),
         engine,
         is_registered,
+        standing: agent.as_ref().map(Agent::standing),
         store: drives.clone(),
         drain,
         started: now(),
@@ -144,7 +151,20 @@ pub fn run(config: &Config) -> Result<()> {
     config.cores.settle_house_thread();
     let door = admin.spawn(door, &config.cores)?;
     println!("{}", config::banner(&shown, certificates.as_deref()));
-    house_runtime()?.block_on(keep_house(config, &node, &peers, drained, certificates.as_deref()))?;
+    let house =
+        House { node: Arc::clone(&node), workers: peers.clone(), credentials, addresses, tls_addresses };
+    house_runtime()?.block_on(async {
+        let speaking = async {
+            match agent {
+                Some(agent) => agent.run(house).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            kept = keep_house(config, &node, &peers, drained, certificates.as_deref()) => kept,
+            never = speaking => never,
+        }
+    })?;
     door.stop();
     if let Some(store) = drives {
         store.close();
@@ -222,37 +242,14 @@ fn open_drives(config: &Config, limits: &Limits, engine: EngineKind) -> Result<O
     Ok(Some(store))
 }
 
-fn accelerators(config: &Config) -> Result<Box<[Accelerator]>> {
-    let region = || std::env::var("AWS_REGION").or_else(|_| std::env::var("AWS_DEFAULT_REGION")).ok();
-    config
+/// What the command line and the file say, and nobody else.
+fn configured(config: &Config) -> Result<Served> {
+    let accelerators = config
         .accelerators
         .iter()
-        .map(|spec| {
-            let kind = match &spec.origin {
-                OriginSpec::S3 { bucket } => OriginKind::S3 {
-                    bucket: bucket.to_string(),
-                    endpoint: spec.endpoint.as_deref().map(str::parse).transpose().context("endpoint")?,
-                    region: spec
-                        .region
-                        .as_deref()
-                        .map(str::to_owned)
-                        .or_else(region)
-                        .unwrap_or_else(|| "us-east-1".to_owned()),
-                },
-                http @ OriginSpec::Http { .. } => {
-                    OriginKind::Http { base: http.to_string().parse().context("origin")? }
-                }
-            };
-            let extent_bytes = spec.extent_bytes() as u32;
-            Ok(Accelerator {
-                name: spec.name.as_str().into(),
-                target: OriginTarget { kind },
-                policy: Policy::new(spec)?,
-                grid: Accelerator::grid(extent_bytes),
-                extent_bytes,
-            })
-        })
-        .collect()
+        .map(|spec| Accelerator::of(spec).with_context(|| format!("accelerator {}", spec.name)))
+        .collect::<Result<Vec<_>>>()?;
+    Ok(Served::new(accelerators, keys(config)?))
 }
 
 fn keys(config: &Config) -> Result<Keys> {
@@ -390,7 +387,6 @@ fn start_workers(start: &Start, config: &Config, sockets: Vec<Sockets>) -> Resul
             registered: start.registered.clone(),
             credentials: start.credentials.clone(),
             quic: start.quic.clone(),
-            limits: origin_limits(&start.node.limits, peers.len() * start.node.accelerators.len()),
             peers: peers.clone(),
             index,
             core: *core,
@@ -426,7 +422,6 @@ struct Setup {
     registered: Option<uring::Registered>,
     credentials: Credentials,
     quic: Option<Quic>,
-    limits: OriginLimits,
     peers: Box<[Peer]>,
     index: usize,
     core: usize,
@@ -444,14 +439,16 @@ impl Setup {
             EngineKind::Uring => Engine::Uring(uring::Ring::start().context("starting a ring")?),
             _ => Engine::Portable(Portable),
         };
-        let origins = self
-            .node
-            .accelerators
-            .iter()
-            .map(|accelerator| Origin::open(&accelerator.target, &self.credentials, self.limits))
-            .collect::<Result<Box<[_]>, _>>()?;
+        let (node, workers) = (Arc::clone(&self.node), self.peers.len());
+        let credentials = self.credentials;
+        let open = move |target: &OriginTarget, count: usize| {
+            Origin::open(target, &credentials, origin_limits(&node.limits, workers * count))
+        };
+        let arena = self.node.arena;
+        let worker = Worker::start(self.node, engine.clone(), &open, self.index, self.peers)?;
         if self.index == 0 {
-            for (origin, accelerator) in origins.iter().zip(&self.node.accelerators) {
+            for (index, accelerator) in worker.served().all() {
+                let origin = worker.origin(index).expect("opened a moment ago");
                 tracing::info!(
                     accelerator = &*accelerator.name,
                     origin = origin.describe(),
@@ -460,8 +457,6 @@ impl Setup {
                 );
             }
         }
-        let arena = self.node.arena;
-        let worker = Worker::start(self.node, engine.clone(), origins, self.index, self.peers);
         let register = move |registered: &uring::Registered| {
             if let Engine::Uring(ring) = &engine
                 && let Err(error) = ring.register(arena, registered)
@@ -488,7 +483,7 @@ impl Setup {
         }
         // The receiver is gone only if the start has failed elsewhere.
         let _ = report.send(Ok(()));
-        worker.obey(orders, register).await;
+        worker.obey(orders, register, &open).await;
         pending().await
     }
 }

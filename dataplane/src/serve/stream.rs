@@ -238,8 +238,7 @@ impl ObjectStream {
 
     fn begin(&mut self, extent: u32) {
         // An extent of more than a page is kept in pieces, and downloaded as one.
-        let accelerator = &self.worker.node.accelerators[usize::from(self.entry.key.accelerator)];
-        let pieces = accelerator.pieces();
+        let pieces = self.worker.served().at(self.entry.key.accelerator).map_or(1, |bound| bound.pieces());
         let last = self.entry.grid.extent_of(self.range.last()) / pieces * pieces + (pieces - 1);
         let claim = Claim::make(&self.entry, extent / pieces * pieces, last)
             .or_else(|| Claim::make(&self.entry, extent, last));

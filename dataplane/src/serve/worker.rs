@@ -15,16 +15,20 @@ use std::time::{Duration, SystemTime};
 
 use slab::Slab;
 use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 
-use super::connection;
 use super::link::{Spares, Wire};
 use super::stream::RAM_SAMPLE;
+use super::{connection, prewarm};
+use crate::agent::Job;
 use crate::engine::uring::Registered;
 use crate::engine::{Engine, SendWatch, Socket, task};
 use crate::http1::{DateText, date_text};
 use crate::metrics::{CloseReason, Counter, Door, Gauge, Limit, WorkerCounters};
 use crate::node::Node;
-use crate::origin::Origin;
+use crate::origin::{Origin, OriginError, OriginTarget};
+use crate::policy::Decision;
+use crate::served::{Accelerator, Served};
 
 /// Length of a tick.
 pub(super) const TICK: Duration = Duration::from_millis(100);
@@ -44,6 +48,10 @@ pub enum Order {
     Connection(OwnedFd, Wire),
     /// The arena has grown, or much of it is new: this can be registered.
     Register(Registered),
+    /// Serve this from now on; drop the sender when it is so.
+    Serve(Arc<Served>, mpsc::UnboundedSender<()>),
+    /// Read a prefix ahead of its readers.
+    Prewarm(Arc<Job>),
     /// Finish what there is.
     Drain,
 }
@@ -57,6 +65,25 @@ pub struct Peer {
     pub orders: mpsc::UnboundedSender<Order>,
 }
 
+/// What a worker serves, at hand: counted by this core alone.
+#[derive(Debug)]
+pub struct Here {
+    served: Arc<Served>,
+    /// By index of the accelerator.
+    origins: Vec<Option<Rc<Origin>>>,
+}
+
+impl std::ops::Deref for Here {
+    type Target = Served;
+
+    fn deref(&self) -> &Served {
+        &self.served
+    }
+}
+
+/// How a worker prepares an origin that is one of so many.
+pub type OpenOrigin = dyn Fn(&OriginTarget, usize) -> Result<Origin, OriginError>;
+
 /// One worker.
 #[derive(Debug)]
 pub struct Worker {
@@ -66,7 +93,7 @@ pub struct Worker {
     pub engine: Engine,
     /// Its counters.
     pub counters: WorkerCounters,
-    origins: Box<[Origin]>,
+    here: RefCell<Rc<Here>>,
     index: usize,
     peers: Box<[Peer]>,
     tick: Cell<u32>,
@@ -88,22 +115,24 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker of these parts; its sweep runs from now on. `origins` are those of the node's accelerators, in
-    /// their order; `peers` are all workers, this one at `index`.
+    /// A worker of these parts; its sweep runs from now on. `peers` are all workers, this one at `index`.
+    ///
+    /// # Errors
+    /// An origin cannot be opened.
     pub fn start(
         node: Arc<Node>,
         engine: Engine,
-        origins: Box<[Origin]>,
+        open: &OpenOrigin,
         index: usize,
         peers: Box<[Peer]>,
-    ) -> Rc<Self> {
-        assert_eq!(origins.len(), node.accelerators.len(), "an origin for each accelerator");
+    ) -> Result<Rc<Self>, OriginError> {
+        let here = Here::of(node.served(), None, open)?;
         let wall = SystemTime::now();
         let worker = Rc::new(Self {
             counters: node.metrics.writer(),
             node,
             engine,
-            origins,
+            here: RefCell::new(Rc::new(here)),
             index,
             peers,
             tick: Cell::new(0),
@@ -122,12 +151,37 @@ impl Worker {
             alt_svc: OnceCell::new(),
         });
         task::spawn(sweep(Rc::downgrade(&worker)));
-        worker
+        Ok(worker)
     }
 
-    /// The origin of an accelerator.
-    pub fn origin(&self, accelerator: u16) -> &Origin {
-        &self.origins[usize::from(accelerator)]
+    /// What this worker serves now.
+    pub fn served(&self) -> Rc<Here> {
+        Rc::clone(&self.here.borrow())
+    }
+
+    /// What holds for a key of an accelerator at `now`, unless that was removed.
+    pub fn decide(&self, accelerator: u16, key: &[u8], now: Instant) -> Option<Decision> {
+        self.here.borrow().at(accelerator).map(|accelerator| self.node.decide(accelerator, key, now))
+    }
+
+    /// The accelerator of an index, unless it was removed. Counted by all cores: for misses and writes.
+    pub fn accelerator(&self, index: u16) -> Option<Arc<Accelerator>> {
+        self.here.borrow().at(index).cloned()
+    }
+
+    /// The origin of an accelerator; also of one that was removed, for what is under way.
+    pub fn origin(&self, accelerator: u16) -> Option<Rc<Origin>> {
+        self.here.borrow().origins.get(usize::from(accelerator))?.clone()
+    }
+
+    /// Serves this from now on. What is under way ends as it began, and origins that stay keep their connections.
+    fn serve_anew(&self, served: Arc<Served>, open: &OpenOrigin) {
+        let held = self.served();
+        match Here::of(served, Some(&held), open) {
+            Ok(here) => *self.here.borrow_mut() = Rc::new(here),
+            // Whoever sends the order has tried to open each origin.
+            Err(error) => tracing::error!(%error, "a worker serves on what it did"),
+        }
     }
 
     /// Accepts for ever; `wire` is what the listener's connections speak.
@@ -223,16 +277,24 @@ impl Worker {
     }
 
     /// Carries out orders until the other side is gone. `register` is what to do when the arena has
-    /// changed.
+    /// changed; `open` prepares origins.
     pub async fn obey(
         self: Rc<Self>,
         mut orders: mpsc::UnboundedReceiver<Order>,
         register: impl Fn(&Registered),
+        open: &OpenOrigin,
     ) {
         while let Some(order) = orders.recv().await {
             match order {
                 Order::Connection(fd, wire) => self.take(fd, wire),
                 Order::Register(registered) => register(&registered),
+                Order::Serve(served, done) => {
+                    self.serve_anew(served, open);
+                    drop(done);
+                }
+                Order::Prewarm(job) => {
+                    task::spawn(prewarm::prewarm(Rc::clone(&self), job));
+                }
                 Order::Drain => self.drain(),
             }
         }
@@ -355,6 +417,26 @@ impl Worker {
                 watch.interrupt();
             }
         }
+    }
+}
+
+impl Here {
+    /// Opens what `held` does not have open. When the number of accelerators changes so does each one's share of
+    /// connections, and all are opened anew.
+    fn of(served: Arc<Served>, held: Option<&Self>, open: &OpenOrigin) -> Result<Self, OriginError> {
+        // Bodies that are under way when an accelerator goes need its origin to their end; nobody else finds it.
+        let mut origins = held.map_or_else(Vec::new, |held| held.origins.clone());
+        let held = held.filter(|held| held.served.count() == served.count());
+        for (index, accelerator) in served.all() {
+            let index = usize::from(index);
+            origins.resize_with(origins.len().max(index + 1), || None);
+            let kept = held.and_then(|held| held.origins.get(index)?.clone());
+            origins[index] = Some(match kept {
+                Some(kept) => kept,
+                None => Rc::new(open(&accelerator.target, served.count())?),
+            });
+        }
+        Ok(Self { served, origins })
     }
 }
 

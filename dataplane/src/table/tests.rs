@@ -174,3 +174,21 @@ fn a_survey_says_where_extents_are_without_looking_at_all() {
     assert_eq!(entry.survey(10, 19), Survey::Some);
     assert_eq!(entry.survey(15, 15), Survey::Nothing, "what is on its way is not here");
 }
+
+#[test]
+fn a_prefix_is_forgotten_and_nothing_else() {
+    let table = Table::new(TableLimits { objects_max: 100, metadata_bytes_max: 1 << 20 });
+    for name in ["a/1", "a/2", "ab", "b/1"] {
+        publish(&table, name, 0);
+    }
+    let under_way = resolve(&table, b"a/3", Instant::now()).expect("nobody asks yet");
+    table.forget_prefix(0, b"a/");
+    for (name, is_known) in [("a/1", false), ("a/2", false), ("ab", true), ("b/1", true)] {
+        assert_eq!(table.find(0, name.as_bytes()).is_some(), is_known, "{name}");
+    }
+    // What was asked before the purge serves those who asked, and nobody after.
+    assert!(resolve(&table, b"a/3", Instant::now()).is_some(), "the question is put anew");
+    drop(under_way);
+    table.forget_prefix(1, b"");
+    assert!(table.find(0, b"ab").is_some(), "another accelerator's objects stay");
+}

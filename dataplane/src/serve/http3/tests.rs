@@ -21,11 +21,11 @@ use crate::config::Limits;
 use crate::engine::Engine;
 use crate::engine::portable::Portable;
 use crate::metrics::{Counter, Limit, Metrics};
-use crate::node::{Accelerator, Drives, Node};
+use crate::node::{Drives, Node};
 use crate::origin::scripted::ScriptedOrigin;
-use crate::origin::{Origin, OriginKind, OriginLimits, OriginTarget};
-use crate::policy::Policy;
+use crate::origin::{Origin, OriginLimits, OriginTarget};
 use crate::serve::{Peer, Worker};
+use crate::served::{Accelerator, Served};
 use crate::tls::Certificates;
 
 const MIB: usize = 1 << 20;
@@ -75,21 +75,17 @@ impl House {
         let (reads_bytes, fills_bytes) = (16 * MIB, 16 * MIB);
         let arena = Arena::build(ArenaOptions { bytes: 64 * MIB, reads_bytes, fills_bytes }).expect("memory");
         let spec: forebay_control_api::AcceleratorSpec = "data=http://origin".parse().expect("a spec");
-        let accelerator = Accelerator {
-            name: "data".into(),
-            target: OriginTarget { kind: OriginKind::Http { base: "http://origin".parse().expect("a URL") } },
-            policy: Policy::new(&spec).expect("a policy"),
-            grid: Accelerator::grid(MIB as u32),
-            extent_bytes: MIB as u32,
-        };
+        let accelerator = Accelerator::of(&spec).expect("an accelerator");
         let keys = Keys::new(true);
-        let node =
-            Node::new(arena, Drives::None, Box::new([accelerator]), keys, limits.clone(), Metrics::new());
+        let served = Served::new([accelerator], keys);
+        let node = Node::new(arena, Drives::None, served, limits.clone(), Metrics::new());
         let origin = ScriptedOrigin::new(1);
-        let origins = Box::new([Origin::scripted(origin.clone(), OriginLimits::default())]);
+        let double = origin.clone();
+        let open = move |_: &OriginTarget, _| Ok(Origin::scripted(double.clone(), OriginLimits::default()));
         let (orders, _) = tokio::sync::mpsc::unbounded_channel();
         let peers = Box::new([Peer { load: Arc::default(), orders }]);
-        let worker = Worker::start(Arc::clone(&node), Engine::Portable(Portable), origins, 0, peers);
+        let worker =
+            Worker::start(Arc::clone(&node), Engine::Portable(Portable), &open, 0, peers).expect("a worker");
         let (addresses, mut sockets) = bind(&[SocketAddr::from((Ipv4Addr::LOCALHOST, 0))], 1).expect("bound");
         let (address, socket) = (addresses[0], sockets[0].remove(0));
         let certificates = Certificates::self_signed(&[address]).expect("made");
