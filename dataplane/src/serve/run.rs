@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use socket2::{Domain, Protocol, Socket as RawSocket, Type};
 use tokio::runtime::{Builder, LocalOptions};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::door::Door;
@@ -149,11 +149,18 @@ pub fn run(config: &Config) -> Result<()> {
     });
     // Only now: threads inherit where they are pinned and how nice they are.
     config.cores.settle_house_thread();
+    let runtime = house_runtime()?;
+    // Before anybody hears that the node is there: a signal to end that found no ear would end it in the middle of
+    // what it sends.
+    let ends = {
+        let _entered = runtime.enter();
+        [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?]
+    };
     let door = admin.spawn(door, &config.cores)?;
     println!("{}", config::banner(&shown, certificates.as_deref()));
     let house =
         House { node: Arc::clone(&node), workers: peers.clone(), credentials, addresses, tls_addresses };
-    house_runtime()?.block_on(async {
+    runtime.block_on(async {
         let speaking = async {
             match agent {
                 Some(agent) => agent.run(house).await,
@@ -161,7 +168,7 @@ pub fn run(config: &Config) -> Result<()> {
             }
         };
         tokio::select! {
-            kept = keep_house(config, &node, &peers, drained, certificates.as_deref()) => kept,
+            kept = keep_house(config, &node, &peers, drained, certificates.as_deref(), ends) => kept,
             never = speaking => never,
         }
     })?;
@@ -604,9 +611,8 @@ async fn keep_house(
     peers: &[Peer],
     mut drain: mpsc::UnboundedReceiver<()>,
     certificates: Option<&Certificates>,
+    [mut terminate, mut interrupt]: [Signal; 2],
 ) -> Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
     let why = tokio::select! {
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
