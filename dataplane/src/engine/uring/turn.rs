@@ -3,12 +3,13 @@
 //! The ring's task runs behind the tasks that are queued already, so what they push goes to the kernel in one call.
 //! When it finds itself alone on the thread it submits and waits in one call as well, in the ring: a hit then costs no
 //! `epoll_wait`. The runtime's own events still end that wait, because the ring watches the runtime's epoll instance, and
-//! the runtime's clocks are late by [`WAIT_MAX`] at most. Otherwise, and always when nothing happens, the thread sleeps
-//! in the runtime, and an eventfd wakes it for the ring.
+//! the runtime's clocks are late by twice [`WAIT_MAX`] at most. Otherwise, and always when nothing happens, the thread
+//! sleeps in the runtime, and an eventfd wakes it for the ring.
 
 use std::fs;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::os::fd::{AsRawFd, RawFd};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 use std::task::{Context, Poll};
@@ -26,7 +27,8 @@ use crate::engine::task;
 const WORK_AT_ONCE: usize = 20;
 /// Entries of one turn before other tasks have theirs.
 const ROUNDS_MAX: usize = 64;
-/// How long the thread stays with the ring before the runtime looks after its clocks; they tick in milliseconds.
+/// How long one wait in the ring may last, and how long they may follow each other before the runtime looks after its
+/// clocks, which tick in milliseconds.
 const WAIT_MAX: Duration = Duration::from_millis(1);
 
 /// The ring's task.
@@ -34,7 +36,7 @@ pub(super) struct Driver {
     ring: Rc<Ring>,
     /// The runtime's epoll instance.
     epoll: Option<RawFd>,
-    /// Since when the ring's task has been in the queue without a break; `None` while the runtime sleeps for it.
+    /// Since when the runtime has not looked after its clocks for it; `None` while the runtime sleeps for it.
     awake: Option<Instant>,
     /// Marks of the other tasks when it last looked.
     runs: Option<u64>,
@@ -83,11 +85,11 @@ impl Driver {
             return;
         }
         self.has_let = false;
-        let left = WAIT_MAX.saturating_sub(since.elapsed());
-        let may_wait = self.is_patient && !task::take_yielded() && !left.is_zero();
+        let may_wait = self.is_patient && !task::take_yielded();
         match self.epoll {
+            Some(_) if may_wait && since.elapsed() >= WAIT_MAX => return self.look_up(context),
             Some(epoll) if may_wait => {
-                let collected = self.ring.wait(epoll, left);
+                let collected = self.ring.wait(epoll);
                 if self.ring.watched.take() {
                     self.is_patient = collected > 1;
                 } else if collected > 0 {
@@ -111,6 +113,14 @@ impl Driver {
         self.ring.uring.borrow_mut().completion().disable_eventfd();
         self.awake = Some(Instant::now());
         self.awake
+    }
+
+    /// Lets the runtime look after its clocks and events without a sleep, and stays awake: requests come too fast for
+    /// one. The runtime does that for a task that yields when the queue is empty.
+    fn look_up(&mut self, context: &mut Context<'_>) {
+        self.awake = Some(Instant::now());
+        (self.runs, self.has_let) = (None, false);
+        let _ = pin!(tokio::task::yield_now()).poll(context);
     }
 
     /// Leaves it to the runtime where the thread sleeps.
@@ -137,9 +147,9 @@ impl Driver {
 }
 
 impl Ring {
-    /// Submits what is queued and waits until something is done, for at most `most`, or until the runtime has
-    /// something to do. Counts what was done; [`Ring::watched`] tells whether the runtime's events are among it.
-    fn wait(&self, epoll: RawFd, most: Duration) -> usize {
+    /// Submits what is queued and waits until something is done or the runtime has something to do, for
+    /// at most [`WAIT_MAX`]. Counts what was done; [`Ring::watched`] tells whether the runtime's events are among it.
+    fn wait(&self, epoll: RawFd) -> usize {
         self.uring.borrow_mut().completion().disable_eventfd();
         if !self.is_watching.get() {
             let watch = opcode::PollAdd::new(Fd(epoll), libc::POLLIN as u32).build().user_data(WATCH);
@@ -154,7 +164,7 @@ impl Ring {
         self.enters.set(self.enters.get() + 1);
         {
             let uring = self.uring.borrow();
-            let time = Timespec::from(most);
+            let time = Timespec::from(WAIT_MAX);
             let args = SubmitArgs::new().timespec(&time);
             // To wait for clients is not to wait for a drive.
             let flags = if uring.params().is_feature_no_iowait() {
