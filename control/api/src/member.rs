@@ -14,7 +14,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::access::AccessKey;
+use crate::access::{AccessKey, KeySecret};
 use crate::errand::{PrewarmProgress, PrewarmTask, Purge};
 use crate::fleet::{Accelerator, Policy};
 use crate::name::{NodeId, Zone};
@@ -115,6 +115,9 @@ pub struct FleetState {
     pub policies: Vec<Policy>,
     /// Every key, with its secret.
     pub keys: Vec<AccessKey>,
+    /// What nodes of this fleet show each other. Absent where the control plane is older than this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster_token: Option<KeySecret>,
     /// Who owns what.
     pub placement: Placement,
     /// Purges that this node has not yet applied, oldest first.

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::ApiError;
-use crate::store::{Change, Look, Store, StoreError, View};
+use crate::store::{Change, ClusterRow, Look, Store, StoreError, View};
 
 use tokens::KnownToken;
 pub(crate) use tokens::{FileToken, new_token};
@@ -77,6 +77,15 @@ impl Service {
         file_tokens: Vec<FileToken>,
         now: Instant,
     ) -> Result<Self, ApiError> {
+        store.change(|change| {
+            if change.get::<ClusterRow>("current")?.is_none() {
+                let token =
+                    new_token().map_err(|error| ApiError::internal(format!("random bytes: {error}")))?;
+                let token = token.parse().expect("a token has visible characters");
+                change.put(&ClusterRow { token })?;
+            }
+            Ok::<(), ApiError>(())
+        })?;
         let revision = store.view()?.revision()?;
         let service = Self {
             store,

@@ -20,7 +20,7 @@ use super::configure::ROWS_MAX;
 use super::errands::{PURGES_AFTER, assign, hear_of};
 use super::{Heard, Service, clock, span};
 use crate::error::ApiError;
-use crate::store::{Look, View};
+use crate::store::{ClusterRow, Look, View};
 
 const URLS_MAX: usize = 16;
 const TEXT_BYTES_MAX: usize = 300;
@@ -214,6 +214,7 @@ impl Service {
             accelerators: view.all()?,
             policies: view.all()?,
             keys: view.all()?,
+            cluster_token: view.get::<ClusterRow>("current")?.map(|row| row.token),
             placement: view.get::<Placement>("current")?.unwrap_or_default(),
             purges: purges_since(&view, node.purges_applied)?,
             purges_after: view.number(PURGES_AFTER)?,

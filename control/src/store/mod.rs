@@ -4,7 +4,7 @@
 //!   meta        schema, revision                     numbers
 //!   accelerator policy key node token                rows by name
 //!   prewarm purge                                    rows by number, oldest first
-//!   placement                                        one row
+//!   placement cluster                                one row each
 //! ```
 //!
 //! A row is a JSON document of the types in `control/api`, so that a newer program reads an older file. The store is
@@ -25,7 +25,7 @@ use redb::{
     WriteTransaction,
 };
 
-pub(crate) use rows::{Number, Row, TokenRow};
+pub(crate) use rows::{ClusterRow, Number, Row, TokenRow};
 
 /// Raised when an older program could misread a newer file.
 const SCHEMA: u64 = 1;

@@ -1,6 +1,8 @@
 //! Which types are rows, in which table, under which key.
 
-use forebay_control_api::{Accelerator, AccessKey, Node, Placement, Policy, Prewarm, Purge, Role, TokenInfo};
+use forebay_control_api::{
+    Accelerator, AccessKey, KeySecret, Node, Placement, Policy, Prewarm, Purge, Role, TokenInfo,
+};
 use redb::TableDefinition;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -23,6 +25,13 @@ impl std::fmt::Display for Number {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:020}", self.0)
     }
+}
+
+/// What nodes of this fleet show each other; made once, at the first start.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ClusterRow {
+    /// The token.
+    pub(crate) token: KeySecret,
 }
 
 /// What is kept of a token: never the token.
@@ -63,4 +72,5 @@ rows! {
     Prewarm, "prewarm", row => Number(row.id).to_string();
     Purge, "purge", row => Number(row.sequence).to_string();
     Placement, "placement", _row => "current".to_owned();
+    ClusterRow, "cluster", _row => "current".to_owned();
 }
