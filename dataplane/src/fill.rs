@@ -1,4 +1,4 @@
-//! Bringing absent extents from the origin, once for all who wait.
+//! Bringing absent extents from the origin, or from the node that owns them, once for all who wait.
 //!
 //! Adjacent absent extents make one run: one request to the origin, whose body fills them in order. A run is
 //! a task of its own: no client's disconnect or slowness can harm it, and readers follow its watermark. It
@@ -15,13 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use crate::arena::{LeaseMut, Purpose};
 use crate::engine::task;
-use crate::metrics::{self, Counter, OriginAsk};
+use crate::metrics::{self, Counter};
 use crate::origin::{Answer, Ask, AskRange, Body, OriginError};
+use crate::peer::{self, Got, Reach};
 use crate::range::ByteRange;
 use crate::serve::Worker;
 use crate::sums::BlockSums;
@@ -76,12 +77,25 @@ impl Claim {
 
     /// Starts the run. `begun`, if the origin has been asked already, is what it sends and the right under which it
     /// was asked.
-    pub fn start(self, worker: &Rc<Worker>, entry: &Arc<ObjectEntry>, begun: Option<Begun>) -> Interest {
+    pub fn start(
+        self,
+        worker: &Rc<Worker>,
+        entry: &Arc<ObjectEntry>,
+        begun: Option<Begun>,
+        reach: Reach,
+    ) -> Interest {
         let Self { fills, run } = self;
         let interest = Interest(Arc::clone(&run));
         worker.counters.bump(Counter::FillsStarted, fills.len() as u64);
-        let run =
-            Run { worker: Rc::clone(worker), entry: Arc::clone(entry), fills, writer: None, interest: run };
+        let run = Run {
+            worker: Rc::clone(worker),
+            entry: Arc::clone(entry),
+            fills,
+            writer: None,
+            interest: run,
+            reach,
+            is_of_peer: false,
+        };
         task::spawn(run.bring(begun));
         interest
     }
@@ -92,9 +106,18 @@ impl Claim {
 pub struct Right(#[expect(dead_code, reason = "held, not read")] OwnedSemaphorePermit);
 
 impl Right {
+    /// All of those that whoever asks within `reach` draws from.
+    pub fn all(worker: &Worker, reach: Reach) -> &Arc<Semaphore> {
+        if reach == Reach::Fleet && peer::is_shared(worker) {
+            &worker.node.peer_fills
+        } else {
+            &worker.node.fills
+        }
+    }
+
     /// Waits for one, for as long as somebody wants what it is for; `None` when nobody does any more.
-    pub async fn acquire(worker: &Worker, is_wanted: impl Fn() -> bool) -> Option<Self> {
-        let mut acquiring = pin!(Arc::clone(&worker.node.fills).acquire_owned());
+    pub async fn acquire(worker: &Worker, reach: Reach, is_wanted: impl Fn() -> bool) -> Option<Self> {
+        let mut acquiring = pin!(Arc::clone(Self::all(worker, reach)).acquire_owned());
         loop {
             match timeout(WANTED_PACE, &mut acquiring).await {
                 Ok(right) => {
@@ -115,6 +138,8 @@ pub struct Begun {
     pub body: Body,
     /// Which byte of the object it begins with.
     pub start: u64,
+    /// Whether another node sends it.
+    pub is_of_peer: bool,
     /// The right under which it was asked for.
     pub right: Right,
 }
@@ -127,13 +152,19 @@ struct Run {
     writer: Option<LeaseMut>,
     /// Shared with those who are interested.
     interest: Arc<()>,
+    reach: Reach,
+    /// Whether the bytes that come now are another node's: they are kept in memory only.
+    is_of_peer: bool,
 }
 
 impl Run {
     async fn bring(mut self, begun: Option<Begun>) {
         let worker = Rc::clone(&self.worker);
         let (mut body, mut right) = match begun {
-            Some(Begun { body, start, right }) => (Some((body, start)), Some(right)),
+            Some(Begun { body, start, is_of_peer, right }) => {
+                self.is_of_peer = is_of_peer;
+                (Some((body, start)), Some(right))
+            }
             None => (None, None),
         };
         let mut resumes = 0;
@@ -141,7 +172,7 @@ impl Run {
             // The right comes before the connection, everywhere, so that neither waits for the other.
             let held = match right.take() {
                 Some(held) => held,
-                None => match Right::acquire(&worker, || self.is_wanted()).await {
+                None => match Right::acquire(&worker, self.reach, || self.is_wanted()).await {
                     Some(held) => held,
                     None => return,
                 },
@@ -150,6 +181,10 @@ impl Run {
                 Ok(()) => return,
                 Err(failure) => failure,
             };
+            // Whoever broke off or had another version is not asked for the rest.
+            if self.is_of_peer {
+                self.reach = Reach::Origin;
+            }
             match failure {
                 Stop::Resume(error) if resumes < RESUMES_MAX => {
                     tracing::debug!(%error, resumes, "fill resumed");
@@ -190,7 +225,8 @@ impl Run {
         };
         let mut skip = position - offset;
         while let Some(bytes) = body.chunk().await.map_err(Stop::from)? {
-            self.worker.counters.bump(Counter::OriginBytes, bytes.len() as u64);
+            let counter = if self.is_of_peer { Counter::PeerBytes } else { Counter::OriginBytes };
+            self.worker.counters.bump(counter, bytes.len() as u64);
             let skipped = skip.min(bytes.len() as u64);
             skip -= skipped;
             if self.take(bytes.slice(skipped as usize..)).await? {
@@ -201,7 +237,7 @@ impl Run {
     }
 
     /// Asks the origin for everything that is still missing, of this version only.
-    async fn ask(&self, position: u64) -> Result<(Body, u64), Stop> {
+    async fn ask(&mut self, position: u64) -> Result<(Body, u64), Stop> {
         let last = self.fills.back().expect("a run has extents").extent;
         let end = self.entry.grid.extent_range(last, self.entry.facts.size).expect("inside the object").end();
         let range = ByteRange::new(position, end).expect("a run that is not whole misses bytes");
@@ -210,12 +246,15 @@ impl Run {
             if_match: self.entry.facts.etag.clone(),
             if_none_match: None,
         };
-        self.worker.counters.bump(Counter::OriginRequests(OriginAsk::Get), 1);
+        let (key, worker) = (&self.entry.key, &self.worker);
+        let (accelerator, origin) = (worker.accelerator(key.accelerator), worker.origin(key.accelerator));
         // Its accelerator was removed, and with it every reader that has not begun.
-        let Some(origin) = self.worker.origin(self.entry.key.accelerator) else {
-            return Err(Stop::Failed(FillFailure::Gone));
-        };
-        match origin.get(&self.entry.key.path, &ask).await.map_err(Stop::from)? {
+        let Some(origin) = origin else { return Err(Stop::Failed(FillFailure::Gone)) };
+        let got =
+            peer::get(worker, accelerator.as_deref(), &origin, &key.path, &ask, position, self.reach).await;
+        let Got { answer, peer } = got.map_err(Stop::from)?;
+        self.is_of_peer = peer.is_some();
+        match answer {
             Answer::Bytes { facts, range, body } => {
                 // An origin that ignores If-Match is caught here.
                 if facts.etag != self.entry.facts.etag || facts.size != self.entry.facts.size {
@@ -276,7 +315,9 @@ impl Run {
         let lease = writer.freeze();
         let sums = BlockSums::of(lease.bytes(0..fill.len as usize), self.entry.version, fill.extent);
         if self.entry.keep(fill, &lease, sums) {
-            self.worker.node.offer(&self.entry, fill.extent, &lease);
+            if !self.is_of_peer {
+                self.worker.node.offer(&self.entry, fill.extent, &lease);
+            }
             self.worker.node.table.grown();
         }
         fill.advanced();

@@ -3,7 +3,7 @@
 //! ```text
 //!  socket -> http1 -> auth -> resolve -> range -> table: lease | slot -> engine read -> sums -> engine send -> socket
 //!                                |                  | absent                                        ^
-//!                                +------------------+--> fill <- origin ----------------------------+--> store
+//!                                +------------------+--> fill <- peer | origin ---------------------+--> store
 //! ```
 //!
 //! Rooms that think take values and return values; three rooms touch the kernel (`engine`, `arena`, `store`) and are
@@ -32,6 +32,7 @@ pub mod engine;
 pub mod fill;
 pub mod node;
 pub mod origin;
+pub mod peer;
 pub mod resolve;
 pub mod serve;
 pub mod served;

@@ -132,6 +132,12 @@ labels! {
     ControlOutcome as "outcome" {
         Good = "good", Refused = "refused", Unreachable = "unreachable", Strange = "strange", Older = "older",
     }
+    /// What came of a question to the node that owns an object; stranger: it does not serve the store.
+    PeerOutcome as "outcome" {
+        Good = "good", Other = "other", Slow = "slow", Failed = "failed", Stranger = "stranger",
+    }
+    /// Whether another node forgot what was written here.
+    ForgetOutcome as "outcome" { Good = "good", Failed = "failed", }
     /// What became of an object of a prewarm.
     PrewarmOutcome as "outcome" { Done = "done", Failed = "failed", }
     /// The engine in use.
@@ -203,6 +209,14 @@ table! {
         "Objects forgotten because of objects_max or metadata_bytes_max.";
     ControlAnswers { outcome: ControlOutcome } = "forebay_control_answers_total",
         "Registrations and heartbeats, by what came of them; older: the control plane's state is older than the node's.";
+    PeerRequests { outcome: PeerOutcome } = "forebay_peer_requests_total",
+        "Questions to the node that owns an object; all but the good ones were put to the origin.";
+    PeerBytes = "forebay_peer_received_bytes_total",
+        "Body bytes received from other nodes.";
+    PeerServed = "forebay_peer_served_total",
+        "Requests of other nodes.";
+    PeerForgets { outcome: ForgetOutcome } = "forebay_peer_forgets_total",
+        "Other nodes told to forget what was written through this one; failed: they could not be reached.";
     PurgesApplied = "forebay_control_purges_applied_total",
         "Purges of the control plane that were carried out.";
     PrewarmedObjects { outcome: PrewarmOutcome } = "forebay_control_prewarmed_objects_total",

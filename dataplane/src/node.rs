@@ -35,8 +35,11 @@ pub struct Node {
     pub limits: Limits,
     /// Its numbers.
     pub metrics: Arc<Metrics>,
-    /// Rights to download from origins.
+    /// Rights to download.
     pub fills: Arc<Semaphore>,
+    /// Rights to download what may come from another node. Apart from `fills`, and half as many, so that what two nodes
+    /// do for each other never waits for what they want of each other.
+    pub peer_fills: Arc<Semaphore>,
     /// When it started.
     pub started: Instant,
     /// What is served. Workers have it at hand and do not ask here.
@@ -50,6 +53,9 @@ pub struct Node {
     /// When the control plane was last heard, and for how long it may be silent; milliseconds, the first since `started`.
     heard_ms: AtomicU64,
     fence_after_ms: AtomicU64,
+    /// The control plane's state that is being taken, and the one that has been taken whole.
+    revision_begun: AtomicU64,
+    revision_taken: AtomicU64,
 }
 
 /// The drives, real or scripted, or none.
@@ -106,6 +112,7 @@ impl Node {
             metadata_bytes_max: limits.metadata_bytes_max,
         });
         let fills = Arc::new(Semaphore::new(limits.fills_max as usize));
+        let peer_fills = Arc::new(Semaphore::new((limits.fills_max as usize / 2).max(1)));
         // Smaller pieces come in more of them; what a drive's reads hold is bounded by the largest.
         let reads = limits.reads_reserve_bytes as usize / LEASE_BYTES_MAX;
         let turns = if drives.count() > 1 { (reads / 2).max(1) } else { Semaphore::MAX_PERMITS };
@@ -117,6 +124,7 @@ impl Node {
             limits,
             metrics,
             fills,
+            peer_fills,
             started: Instant::now(),
             served: Mutex::new(Arc::new(served)),
             drive_turns,
@@ -125,6 +133,8 @@ impl Node {
             connections: AtomicU64::new(0),
             heard_ms: AtomicU64::new(0),
             fence_after_ms: AtomicU64::new(u64::MAX),
+            revision_begun: AtomicU64::new(0),
+            revision_taken: AtomicU64::new(0),
         })
     }
 
@@ -146,6 +156,27 @@ impl Node {
             Freshness::Ttl(_) if self.is_fenced(now) => Decision { freshness: Freshness::Strict, ..decision },
             _ => decision,
         }
+    }
+
+    /// A state of the control plane is about to be taken, its purges among it.
+    pub fn begin_revision(&self, revision: u64) {
+        self.revision_begun.fetch_max(revision, Ordering::SeqCst);
+    }
+
+    /// A state has been taken: nothing that its purges speak of is here any more.
+    pub fn end_revision(&self, revision: u64) {
+        self.begin_revision(revision);
+        self.revision_taken.fetch_max(revision, Ordering::SeqCst);
+    }
+
+    /// Whoever is asked for bytes must have taken this state: what came from one that has not would outlive its purges here.
+    pub fn revision_begun(&self) -> u64 {
+        self.revision_begun.load(Ordering::SeqCst)
+    }
+
+    /// The newest state that has been taken whole; 0 before the first.
+    pub fn revision_taken(&self) -> u64 {
+        self.revision_taken.load(Ordering::SeqCst)
     }
 
     /// The control plane was heard, by an answer to what was asked at `asked`.

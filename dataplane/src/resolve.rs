@@ -17,7 +17,8 @@ use crate::engine::task;
 use crate::fill::{Begun, Claim, RUN_BYTES_MAX, Right};
 use crate::metrics::{Counter, OriginAsk};
 use crate::object::ObjectFacts;
-use crate::origin::{Answer, Ask, AskRange, Body, Origin, OriginError, Relay};
+use crate::origin::{Answer, Ask, AskRange, Origin, OriginError, Relay};
+use crate::peer::{self, Got, Reach};
 use crate::range::{ByteRange, Grid, RangeAsk};
 use crate::serve::Worker;
 use crate::served::Accelerator;
@@ -62,6 +63,7 @@ pub async fn find(
     path: &[u8],
     want: Want,
     freshness: Freshness,
+    reach: Reach,
     now: Instant,
 ) -> Found {
     for _ in 0..ROUNDS_MAX {
@@ -78,7 +80,8 @@ pub async fn find(
             },
             Lookup::Join(resolve) => resolve,
             Lookup::Lead(resolve) => {
-                task::spawn(lead(Rc::clone(worker), Leader(Arc::clone(&resolve), worker.clone()), want));
+                let leader = Leader(Arc::clone(&resolve), worker.clone());
+                task::spawn(lead(Rc::clone(worker), leader, want, reach));
                 resolve
             }
         };
@@ -206,34 +209,49 @@ impl Drop for Leader {
     }
 }
 
-async fn lead(worker: Rc<Worker>, leader: Leader, want: Want) {
+async fn lead(worker: Rc<Worker>, leader: Leader, want: Want, reach: Reach) {
     let resolve = Arc::clone(&leader.0);
     let bound = worker.accelerator(resolve.key.accelerator).zip(worker.origin(resolve.key.accelerator));
     let Some((accelerator, origin)) = bound else {
         return worker.node.table.settle(&resolve, Resolved::Failed(ResolveFailure::Removed));
     };
     let grid = accelerator.grid;
-    let mut range = first_ask(want, grid, accelerator.extent_bytes);
+    let mut range = first_ask(want, grid, accelerator.extent_bytes).map(|ask| within_group(&worker, ask));
     let mut repeats = 0;
     // Before the connection: its body may become a run.
     let mut right = None;
     if range.is_some() {
         // The leader has two holds and the table one.
-        right = Right::acquire(&worker, || Arc::strong_count(&resolve) > 3).await;
+        right = Right::acquire(&worker, reach, || Arc::strong_count(&resolve) > 3).await;
         if right.is_none() {
             return worker.node.table.settle(&resolve, Resolved::Lost);
         }
     }
     let outcome = loop {
         let asked = Instant::now();
-        let answer = put(&worker, &origin, &resolve, range).await;
+        let got = put(&worker, &accelerator, &origin, &resolve, range, reach).await;
+        let (answer, peer) = match got {
+            Ok(Got { answer, peer }) => (Ok(answer), peer),
+            Err(error) => (Err(error), None),
+        };
+        // What another node believes is as old here as it is there.
+        let asked = peer.and_then(|age| asked.checked_sub(age)).unwrap_or(asked);
         match answer {
             Ok(Answer::Bytes { facts, range, body }) => {
                 let right = right.take().expect("a GET is asked under a right");
-                break keep(&worker, &accelerator, &resolve, facts, asked, want, Some((range, body, right)));
+                let begun = Begun { body, start: range.start(), is_of_peer: peer.is_some(), right };
+                break keep(
+                    &worker,
+                    &accelerator,
+                    &resolve,
+                    facts,
+                    asked,
+                    (want, reach),
+                    Some((range, begun)),
+                );
             }
             Ok(Answer::Empty { facts } | Answer::Found { facts }) => {
-                break keep(&worker, &accelerator, &resolve, facts, asked, want, None);
+                break keep(&worker, &accelerator, &resolve, facts, asked, (want, reach), None);
             }
             // An empty object has no first byte, and a short one not the byte that was asked for. Ask for what
             // every object has.
@@ -267,17 +285,24 @@ async fn lead(worker: Rc<Worker>, leader: Leader, want: Want) {
 /// Puts the question: a GET of a range, or a HEAD.
 async fn put(
     worker: &Worker,
+    accelerator: &Accelerator,
     origin: &Origin,
     resolve: &Resolve,
     range: Option<AskRange>,
-) -> Result<Answer, OriginError> {
+    reach: Reach,
+) -> Result<Got, OriginError> {
+    let key = &resolve.key.path;
     if let Some(range) = range {
-        worker.counters.bump(Counter::OriginRequests(OriginAsk::Get), 1);
         let ask = Ask { range, if_match: None, if_none_match: None };
-        origin.get(&resolve.key.path, &ask).await
+        // Where a suffix begins is not known yet; most objects that are read so are of one group.
+        let offset = match range {
+            AskRange::Bytes(bytes) => bytes.start(),
+            AskRange::Suffix(_) | AskRange::Whole => 0,
+        };
+        peer::get(worker, Some(accelerator), origin, key, &ask, offset, reach).await
     } else {
         worker.counters.bump(Counter::OriginRequests(OriginAsk::Head), 1);
-        origin.head(&resolve.key.path, None).await
+        Ok(Got { answer: origin.head(key, None).await?, peer: None })
     }
 }
 
@@ -303,6 +328,13 @@ fn first_ask(want: Want, grid: Grid, extent_bytes: u32) -> Option<AskRange> {
     }
 }
 
+/// No more than what one owner has.
+fn within_group(worker: &Worker, ask: AskRange) -> AskRange {
+    let AskRange::Bytes(bytes) = ask else { return ask };
+    let border = peer::border(worker, bytes.start());
+    ByteRange::new(bytes.start(), bytes.end().min(border)).map_or(ask, AskRange::Bytes)
+}
+
 /// Makes the entry, claims what the body covers, lets everybody know, and starts the run.
 fn keep(
     worker: &Rc<Worker>,
@@ -310,8 +342,8 @@ fn keep(
     resolve: &Arc<Resolve>,
     facts: ObjectFacts,
     asked: Instant,
-    want: Want,
-    bytes: Option<(ByteRange, Body, Right)>,
+    (want, reach): (Want, Reach),
+    bytes: Option<(ByteRange, Begun)>,
 ) -> Resolved {
     if !facts.is_cacheable() {
         return pass_by(worker, resolve, asked);
@@ -319,7 +351,7 @@ fn keep(
     let table = &worker.node.table;
     let (grid, pieces) = (accelerator.grid, accelerator.pieces());
     let entry = table.entry(resolve.key.clone(), facts, grid, asked);
-    let claimed = bytes.and_then(|(range, body, right)| {
+    let claimed = bytes.and_then(|(range, begun)| {
         // The first extent that the body has from its beginning, or, where the origin ignored the range and
         // sends all, the one that was wanted.
         let wanted = match want {
@@ -343,12 +375,12 @@ fn keep(
         };
         let last = grid.extent_of(end.checked_sub(1)?);
         let claim = (first <= last).then(|| Claim::make(&entry, first, last)).flatten()?;
-        Some((claim, Begun { body, start: range.start(), right }))
+        Some((claim, begun))
     });
     table.publish(resolve, &entry);
     if let Some((claim, begun)) = claimed {
         // Readers take an interest of their own when they find the fills.
-        drop(claim.start(worker, &entry, Some(begun)));
+        drop(claim.start(worker, &entry, Some(begun), reach));
     }
     Resolved::Known(entry)
 }

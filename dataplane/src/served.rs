@@ -1,4 +1,4 @@
-//! What the node serves, whole: accelerators and keys. Never edited; replaced by the next.
+//! What the node serves, whole: accelerators, keys, and with whom. Never edited; replaced by the next.
 //!
 //! An accelerator's index is part of the key of every object, so within a process an index never means two things: a
 //! removed accelerator leaves its place empty, and one that gets another origin or another extent size comes back under
@@ -18,6 +18,7 @@ use forebay_control_api::{AcceleratorSpec, OriginSpec};
 
 use crate::auth::Keys;
 use crate::origin::{OriginKind, OriginTarget};
+use crate::peer::Cluster;
 use crate::policy::{Policy, PolicyError};
 use crate::range::{EXTENT_BYTES_MAX, Grid};
 
@@ -29,6 +30,8 @@ pub struct Served {
     names: HashMap<Box<str>, u16, RandomState>,
     /// Who may ask.
     pub keys: Arc<Keys>,
+    /// The other nodes, if there is a control plane that names them.
+    pub cluster: Option<Arc<Cluster>>,
 }
 
 /// A bucket name or alias that clients use, bound to an origin and a policy.
@@ -78,9 +81,14 @@ impl Served {
     /// # Panics
     /// For more than 65,536 of them.
     pub fn new(accelerators: impl IntoIterator<Item = Accelerator>, keys: Keys) -> Self {
-        let nothing =
-            Self { places: Vec::new(), names: HashMap::default(), keys: Arc::new(Keys::new(false)) };
-        let (served, _) = nothing.next(accelerators, Arc::new(keys)).expect("as many as there are indices");
+        let nothing = Self {
+            places: Vec::new(),
+            names: HashMap::default(),
+            keys: Arc::new(Keys::new(false)),
+            cluster: None,
+        };
+        let (served, _) =
+            nothing.next(accelerators, Arc::new(keys), None).expect("as many as there are indices");
         served
     }
 
@@ -93,6 +101,7 @@ impl Served {
         &self,
         wanted: impl IntoIterator<Item = Accelerator>,
         keys: Arc<Keys>,
+        cluster: Option<Arc<Cluster>>,
     ) -> Result<(Self, Vec<u16>), IndicesUsedUp> {
         let mut places = vec![None; self.places.len()];
         let mut names = HashMap::default();
@@ -111,7 +120,7 @@ impl Served {
         }
         let gone = self.all().map(|(index, _)| index).filter(|index| places[usize::from(*index)].is_none());
         let gone = gone.collect();
-        Ok((Self { places, names, keys }, gone))
+        Ok((Self { places, names, keys, cluster }, gone))
     }
 
     /// The accelerator of a bucket name, and its index.
@@ -204,7 +213,7 @@ mod tests {
     }
 
     fn next(served: &Served, specs: &[&str]) -> (Served, Vec<u16>) {
-        served.next(accelerators(specs), Arc::clone(&served.keys)).expect("indices are left")
+        served.next(accelerators(specs), Arc::clone(&served.keys), None).expect("indices are left")
     }
 
     fn index(served: &Served, name: &str) -> Option<u16> {
@@ -247,8 +256,8 @@ mod tests {
     fn when_indices_are_used_up_nothing_changes() {
         let mut served = Served::new(accelerators(&["one=s3://bucket"]), Keys::new(true));
         served.places.resize(INDICES_MAX, None);
-        assert!(served.next(accelerators(&["one=s3://bucket"]), Arc::clone(&served.keys)).is_ok());
-        let refused = served.next(accelerators(&["two=s3://bucket"]), Arc::clone(&served.keys));
+        assert!(served.next(accelerators(&["one=s3://bucket"]), Arc::clone(&served.keys), None).is_ok());
+        let refused = served.next(accelerators(&["two=s3://bucket"]), Arc::clone(&served.keys), None);
         assert!(refused.expect_err("used up").to_string().contains("restart the node"));
     }
 }

@@ -128,7 +128,7 @@ impl World {
         let wanted = accelerators
             .iter()
             .map(|text| Accelerator::of(&text.parse().expect("a spec")).expect("an accelerator"));
-        let (served, gone) = held.next(wanted, Arc::clone(&held.keys)).expect("indices are left");
+        let (served, gone) = held.next(wanted, Arc::clone(&held.keys), None).expect("indices are left");
         let served = Arc::new(served);
         self.node.serve(Arc::clone(&served));
         let (done, mut all_done) = tokio::sync::mpsc::unbounded_channel();

@@ -8,7 +8,10 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 
 use forebay_control_api::{NodeStatus, PurgeStatus};
-use forebay_dataplane::origin::{Credentials, Forward, Origin, OriginKind, OriginLimits, OriginTarget};
+use forebay_dataplane::origin::{
+    Credentials, Forward, Origin, OriginKind, OriginLimits, OriginTarget, upload,
+};
+use forebay_dataplane::peer;
 use forebay_tests::fleet::{Fleet, Page, Server};
 use forebay_tests::http::{self, Response};
 use forebay_tests::s3::S3Origin;
@@ -17,12 +20,15 @@ use serde::de::DeserializeOwned;
 
 const OBJECTS: usize = 500;
 const OBJECT_BYTES: usize = 20_000;
+/// One object of several groups of 16 MiB, and so of both nodes.
+const LARGE_BYTES: usize = 40 << 20;
 const ORIGIN_KEYS: (&str, &str) = ("AKORIGIN", "origin-secret-words");
 
 /// The page's fleet, and the S3 service behind it.
 struct World {
     fleet: Fleet,
     origin: S3Origin,
+    endpoint: SocketAddr,
     bucket: std::path::PathBuf,
     room: tempfile::TempDir,
     control: SocketAddr,
@@ -56,7 +62,16 @@ impl World {
             ("FENCE_AFTER", fence_after.into()),
         ];
         let fleet = Fleet::new(Page::read("cluster.md"), room.path(), &settings);
-        Self { fleet, origin, bucket, room, control, nodes: [node_a, node_b], admins: [admin_a, admin_b] }
+        Self {
+            fleet,
+            origin,
+            endpoint,
+            bucket,
+            room,
+            control,
+            nodes: [node_a, node_b],
+            admins: [admin_a, admin_b],
+        }
     }
 
     fn put(&self, key: &str, seed: u64, bytes: usize) {
@@ -129,6 +144,13 @@ impl World {
         json(&answer.expect("the purges"))
     }
 
+    fn said_of_peers(&self, which: usize) -> String {
+        let text = http::get(self.admins[which], "/metrics").text();
+        text.lines()
+            .filter(|line| line.starts_with("forebay_peer_"))
+            .fold(String::new(), |said, line| said + "\n" + line)
+    }
+
     fn metric(&self, which: usize, name: &str) -> u64 {
         let text = http::get(self.admins[which], "/metrics").text();
         let rows = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
@@ -164,16 +186,20 @@ fn from_nothing_to_a_fleet_that_forgets_what_it_is_told_to() {
     let bodies = world.origin.counts().body_bytes;
     assert_eq!(bodies, (OBJECTS * OBJECT_BYTES) as u64, "a prewarm reads each byte once");
 
-    // The node that did it has every byte; the other fetches its own.
+    // Every byte through either node, and the S3 service has sent each of them once.
     let clients = [world.client(0), world.client(1)];
-    let warm = (0..2).find(|which| world.metric(*which, "forebay_control_prewarmed_objects_total") > 0);
-    let warm = warm.expect("one of them did it");
-    for (which, sent) in [(warm, bodies), (1 - warm, 2 * bodies)] {
+    for client in &clients {
         for number in 0..OBJECTS {
-            must_be(&clients[which].get(&key(number)), number as u64, OBJECT_BYTES);
+            must_be(&client.get(&key(number)), number as u64, OBJECT_BYTES);
         }
-        assert_eq!(world.origin.counts().body_bytes, sent);
     }
+    assert_eq!(
+        world.origin.counts().body_bytes,
+        bodies,
+        "what one node lacks the other has: {}{}",
+        world.said_of_peers(0),
+        world.said_of_peers(1)
+    );
 
     // Purges are seen on both.
     world.put(&key(0), 9_000, OBJECT_BYTES);
@@ -220,6 +246,95 @@ fn from_nothing_to_a_fleet_that_forgets_what_it_is_told_to() {
         must_be(&client.get(&key(0)), 9_002, OBJECT_BYTES);
     }
     drop(nodes);
+}
+
+#[test]
+fn a_node_asks_the_owner_and_does_without_it() {
+    let world = World::new("30s");
+    world.fill();
+    world.put("train/large", 7_000, LARGE_BYTES);
+    let (_control, [a, b]) = world.start();
+    let clients = [world.client(0), world.client(1)];
+    // Groups of one object have owners of their own; each byte comes from the S3 service once.
+    let before = world.origin.counts().body_bytes;
+    for client in &clients {
+        must_be(&client.get("train/large"), 7_000, LARGE_BYTES);
+    }
+    assert_eq!(world.origin.counts().body_bytes - before, LARGE_BYTES as u64, "through both nodes, once");
+    let before = world.origin.counts().body_bytes;
+    for client in &clients {
+        for number in 0..50 {
+            must_be(&client.get(&key(number)), number as u64, OBJECT_BYTES);
+        }
+    }
+    assert_eq!(
+        world.origin.counts().body_bytes - before,
+        (50 * OBJECT_BYTES) as u64,
+        "through both nodes, once"
+    );
+    for which in 0..2 {
+        assert!(world.metric(which, "forebay_peer_received_bytes_total") > 0, "node {which} asked the other");
+        assert!(world.metric(which, "forebay_peer_served_total") > 0, "node {which} was asked");
+    }
+
+    // What is written through one is seen through the other at once, `immutable` or not.
+    for (writer, reader, seed) in [(0, 1, 8_000), (1, 0, 8_001), (0, 1, 8_002)] {
+        for number in 0..4 {
+            let written = clients[writer].put(&key(number), content(seed + number as u64, OBJECT_BYTES));
+            assert_eq!(written.status, 200, "{}", written.text());
+            for client in [&clients[reader], &clients[writer]] {
+                must_be(&client.get(&key(number)), seed + number as u64, OBJECT_BYTES);
+            }
+        }
+    }
+
+    // A token that is not the fleet's opens nothing, and the headers of nodes mean nothing without it.
+    let stranger = [("x-forebay-cluster-token", "0123456789abcdef"), ("x-forebay-peer", "00")];
+    let path = format!("/data/{}", key(1));
+    let refused = http::ask(world.nodes[0], "GET", &path, &stranger, None).expect("an answer");
+    assert_eq!(refused.status, 403, "{}", refused.text());
+    let refused = http::ask(world.nodes[0], "GET", &path, &stranger[1..], None).expect("an answer");
+    assert_eq!(refused.status, 403, "{}", refused.text());
+
+    // With it a node answers nodes: of the store that they mean, of no state that it has not taken, and bytes only.
+    let kept = std::fs::read_to_string(world.room.path().join("forebay-node-a.state")).expect("a state");
+    let kept: serde_json::Value =
+        serde_json::from_str(kept.split_once('\n').expect("a head").1).expect("a state");
+    let token = kept["state"]["cluster_token"].as_str().expect("a token");
+    let endpoint = format!("http://{}", world.endpoint).parse().expect("a URL");
+    let kind =
+        OriginKind::S3 { bucket: "bucket".into(), endpoint: Some(endpoint), region: "us-east-1".into() };
+    let identity = peer::identity(&OriginTarget { kind });
+    let late = u64::MAX.to_string();
+    let as_node = |method: &str, identity: &str, revision: &str| {
+        let headers = [
+            ("x-forebay-cluster-token", token),
+            ("x-forebay-peer", identity),
+            ("x-forebay-revision", revision),
+        ];
+        http::ask(world.nodes[0], method, &path, &headers, None).expect("an answer").status
+    };
+    assert_eq!(as_node("GET", &identity, "1"), 200);
+    assert_eq!(as_node("GET", &identity, &late), 503, "what it has may have been purged where the asker is");
+    assert_eq!(as_node("GET", "00", "1"), 421, "its `data` is another store");
+    assert_eq!(as_node("DELETE", &identity, "1"), 421, "nodes write nothing to each other");
+
+    // Without the other node, the S3 service is asked: for what is the other's, and no request fails.
+    b.kill();
+    for number in 0..OBJECTS {
+        let seed = if number < 4 { 8_002 + number } else { number } as u64;
+        must_be(&clients[0].get(&key(number)), seed, OBJECT_BYTES);
+    }
+    // One that hangs is left aside as well.
+    let b = world.start_node(1);
+    b.signal("STOP");
+    world.put("train/new-1", 1, OBJECT_BYTES);
+    for number in 0..20 {
+        world.put(&format!("train/new-{number}"), number, OBJECT_BYTES);
+        must_be(&clients[0].get(&format!("train/new-{number}")), number, OBJECT_BYTES);
+    }
+    b.signal("CONT");
+    drop((a, b));
 }
 
 #[test]
@@ -401,32 +516,51 @@ fn each_wrong_thing_is_said_in_words_that_say_what_to_do() {
     drop((control, node));
 }
 
+struct Question {
+    bucket: String,
+    key: String,
+    /// What is put there; a GET without.
+    put: Option<Vec<u8>>,
+    answer: mpsc::Sender<Response>,
+}
+
 /// A client of a node that signs, over a runtime of its own.
 struct Client {
-    asks: mpsc::Sender<(String, String, mpsc::Sender<Response>)>,
+    asks: mpsc::Sender<Question>,
 }
 
 impl Client {
     fn new(node: SocketAddr, access_key: &str, secret: &str) -> Self {
-        let (asks, asked) = mpsc::channel::<(String, String, mpsc::Sender<Response>)>();
+        let (asks, asked) = mpsc::channel::<Question>();
         let credentials = Credentials::given(access_key, secret);
         thread::spawn(move || {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             let local = tokio::task::LocalSet::new();
             local.block_on(&runtime, async {
-                while let Ok((bucket, key, answer)) = asked.recv() {
+                while let Ok(Question { bucket, key, put, answer }) = asked.recv() {
                     let endpoint = format!("http://{node}").parse().expect("a URL");
                     let kind =
                         OriginKind::S3 { bucket, endpoint: Some(endpoint), region: "us-east-1".into() };
                     let origin = Origin::open(&OriginTarget { kind }, &credentials, OriginLimits::default());
                     let origin = origin.expect("a client");
+                    let (method, body) = match put {
+                        None => (::http::Method::GET, None),
+                        Some(bytes) => {
+                            let (uploader, body) = upload(Some(bytes.len() as u64));
+                            tokio::task::spawn_local(async move {
+                                let _ = uploader.send(bytes.into()).await;
+                                uploader.finish().await;
+                            });
+                            (::http::Method::PUT, Some(body))
+                        }
+                    };
                     let request = Forward {
-                        method: ::http::Method::GET,
+                        method,
                         path: format!("/{key}").into_bytes().into(),
                         query: None,
                         headers: ::http::HeaderMap::new(),
-                        body: None,
+                        body,
                     };
                     let mut relay = origin.forward(request).await.expect("an answer");
                     let mut body = Vec::new();
@@ -449,8 +583,17 @@ impl Client {
     }
 
     fn get_of(&self, bucket: &str, key: &str) -> Response {
+        self.ask(bucket, key, None)
+    }
+
+    fn put(&self, key: &str, body: Vec<u8>) -> Response {
+        self.ask("data", key, Some(body))
+    }
+
+    fn ask(&self, bucket: &str, key: &str, put: Option<Vec<u8>>) -> Response {
         let (answer, answered) = mpsc::channel();
-        self.asks.send((bucket.into(), key.into(), answer)).expect("the client's thread");
+        let question = Question { bucket: bucket.into(), key: key.into(), put, answer };
+        self.asks.send(question).expect("the client's thread");
         answered.recv().expect("an answer")
     }
 }

@@ -152,6 +152,7 @@ mod tests {
             accelerators: Vec::new(),
             policies: Vec::new(),
             keys: Vec::new(),
+            cluster_token: Some("0123456789abcdef".parse().expect("a token")),
             placement: Placement::default(),
             purges: Vec::new(),
             purges_after: 0,

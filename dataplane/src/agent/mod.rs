@@ -34,6 +34,7 @@ use crate::config::{ClientKey, Config, ControlConfig};
 use crate::metrics::{ControlOutcome, Counter};
 use crate::node::{Drives, Node};
 use crate::origin::{Credentials, Origin, OriginLimits};
+use crate::peer::Cluster;
 use crate::serve::{Order, Peer};
 use crate::served::{Accelerator, Served};
 
@@ -119,13 +120,17 @@ impl Agent {
         let Some(held) = &self.held else { return Ok(configured) };
         let wanted = self.base.wanted(held, &Credentials::anonymous());
         self.standing.facts().refused = wanted.refused;
-        let (served, _) = configured.next(wanted.accelerators, Arc::new(wanted.keys))?;
+        let (served, _) =
+            configured.next(wanted.accelerators, Arc::new(wanted.keys), self.cluster_of(held))?;
         Ok(served)
     }
 
-    /// After how long without contact the node is fenced, as far as it is known.
-    pub fn fence_after(&self) -> Option<Duration> {
-        self.held.as_ref().map(|held| held.fence_after.duration())
+    /// Lets a node that has cached nothing yet begin with the kept state, if there is one.
+    pub fn prepare(&self, node: &Node) {
+        if let Some(held) = &self.held {
+            node.fence_after(Some(held.fence_after.duration()));
+            node.end_revision(held.revision);
+        }
     }
 
     /// Speaks with the control plane for as long as it is polled.
@@ -169,6 +174,12 @@ impl Agent {
             tokio::time::sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
+    }
+
+    /// The other nodes, once the control plane says what nodes show each other.
+    fn cluster_of(&self, state: &FleetState) -> Option<Arc<Cluster>> {
+        let token = state.cluster_token.clone()?;
+        Some(Arc::new(Cluster::new(self.said.node.clone(), token, state.placement.clone())))
     }
 
     fn registration(&self, house: &House, instance: &str) -> Registration {
@@ -234,9 +245,11 @@ impl Agent {
             }
         }
         let applied = self.held.as_ref().map(|held| held.purges_through);
+        house.node.begin_revision(state.revision);
         purge(house, applied, &state);
         let wanted = self.base.wanted(&state, &house.credentials);
-        publish(house, wanted.accelerators, wanted.keys, &mut trouble).await;
+        publish(house, wanted.accelerators, wanted.keys, self.cluster_of(&state), &mut trouble).await;
+        house.node.end_revision(state.revision);
         house.node.fence_after(Some(state.fence_after.duration()));
         errands.take(&house.node, &house.workers, &state.prewarms);
         let mut facts = self.standing.facts();
@@ -427,11 +440,17 @@ impl Base {
 }
 
 /// Gives all workers what is served from now on, and forgets what is served no more once none of them serves it.
-async fn publish(house: &House, accelerators: Vec<Accelerator>, keys: Keys, trouble: &mut String) {
+async fn publish(
+    house: &House,
+    accelerators: Vec<Accelerator>,
+    keys: Keys,
+    cluster: Option<Arc<Cluster>>,
+    trouble: &mut String,
+) {
     let held = house.node.served();
     // The same keys are the same memory: what workers have derived from them stays good.
     let keys = if *held.keys == keys { Arc::clone(&held.keys) } else { Arc::new(keys) };
-    let (served, gone) = match held.next(accelerators, keys) {
+    let (served, gone) = match held.next(accelerators, keys, cluster) {
         Ok(next) => next,
         Err(error) => {
             *trouble = error.to_string();
@@ -468,6 +487,7 @@ mod tests {
             accelerators: Vec::new(),
             policies: Vec::new(),
             keys: Vec::new(),
+            cluster_token: Some("0123456789abcdef".parse().expect("a token")),
             placement: Placement { epoch: Epoch(epoch), ..Placement::default() },
             purges: Vec::new(),
             purges_after: 0,

@@ -15,9 +15,9 @@ use super::error::{OriginError, Stage};
 use super::pool::{Lent, Pool};
 use super::{Answer, Ask, AskRange, Forward, OriginKind, OriginLimits, OriginTarget, Relay, answered};
 use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, EXPECT, HOST, HeaderName,
-    IF_MATCH, IF_NONE_MATCH, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RANGE, TE, TRAILER, TRANSFER_ENCODING,
-    UPGRADE, USER_AGENT,
+    ACCEPT_ENCODING, AGE, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, EXPECT, HOST,
+    HeaderName, IF_MATCH, IF_NONE_MATCH, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RANGE, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE, USER_AGENT,
 };
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response};
@@ -27,6 +27,7 @@ use reqsign_core::{Env, Signer};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::timeout;
 
 #[derive(Debug)]
@@ -69,7 +70,17 @@ impl Client {
     }
 
     pub(super) async fn get(&self, key: &[u8], ask: &Ask) -> Result<Answer, OriginError> {
-        let mut headers = HeaderMap::new();
+        self.get_with(key, ask, HeaderMap::new()).await.map(|(answer, _)| answer)
+    }
+
+    /// With headers of ours, and with the age that the answer has by its own account: a second more, since it is said in
+    /// whole seconds.
+    pub(super) async fn get_with(
+        &self,
+        key: &[u8],
+        ask: &Ask,
+        mut headers: HeaderMap,
+    ) -> Result<(Answer, Duration), OriginError> {
         if ask.range != AskRange::Whole {
             headers.insert(RANGE, header_value(&ask.range.to_string(), "a range")?);
         }
@@ -82,8 +93,10 @@ impl Client {
         let (response, lent) = self.read(Method::GET, key, headers).await?;
         let (parts, incoming) = response.into_parts();
         let judgement = judge_get(ask, parts.status.as_u16(), &parts.headers)?;
+        let age = parts.headers.get(AGE).and_then(|age| age.to_str().ok()?.parse().ok());
+        let age = age.map_or(Duration::ZERO, |age: u32| Duration::from_secs(u64::from(age) + 1));
         let body = self.body(incoming, lent, None);
-        Ok(answered(judgement, parts.status.as_u16(), parts.headers, body))
+        Ok((answered(judgement, parts.status.as_u16(), parts.headers, body), age))
     }
 
     pub(super) async fn head(&self, key: &[u8], if_none_match: Option<&str>) -> Result<Answer, OriginError> {

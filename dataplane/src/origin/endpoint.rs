@@ -122,7 +122,7 @@ impl Endpoint {
 }
 
 /// Percent-encodes decoded bytes as S3 does: unreserved characters and `/` stay, all else becomes upper-case `%XX`.
-pub(super) fn encoded(bytes: &[u8]) -> String {
+pub(crate) fn encoded(bytes: &[u8]) -> String {
     percent_encode(bytes, &S3_PATH).to_string()
 }
 

@@ -28,6 +28,7 @@ pub(crate) use dial::{DialError, Dialer};
 
 pub use body::{Body, Upload, UploadClosed, Uploader, upload};
 pub use credentials::{CredentialSource, Credentials};
+pub(crate) use endpoint::encoded;
 pub use error::{OriginError, Stage};
 
 use crate::object::ObjectFacts;
@@ -252,6 +253,33 @@ impl Origin {
         match &self.inner {
             Inner::Live(client) => client.get(key, ask).await,
             Inner::Scripted(script, limits) => script.get(key, ask, limits).await,
+        }
+    }
+
+    /// Another node of the fleet at `base`, `http(s)://host[:port]`, which speaks S3 as a plain server does.
+    ///
+    /// # Errors
+    /// As for [`Origin::open`].
+    pub fn open_peer(base: &str, limits: OriginLimits) -> Result<Self, OriginError> {
+        let base = base.parse().map_err(|_| OriginError::Target { reason: format!("`{base}` is no URL") })?;
+        Self::open(&OriginTarget { kind: OriginKind::Http { base } }, &Credentials::anonymous(), limits)
+    }
+
+    /// As [`Origin::get`], with headers of ours, from another node; with the age that it says its belief has.
+    ///
+    /// # Errors
+    /// As for [`Origin::get`].
+    pub async fn get_of_peer(
+        &self,
+        key: &[u8],
+        ask: &Ask,
+        headers: &HeaderMap,
+    ) -> Result<(Answer, Duration), OriginError> {
+        match &self.inner {
+            Inner::Live(client) => client.get_with(key, ask, headers.clone()).await,
+            Inner::Scripted(script, limits) => {
+                script.get(key, ask, limits).await.map(|answer| (answer, Duration::ZERO))
+            }
         }
     }
 

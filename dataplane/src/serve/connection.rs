@@ -250,11 +250,16 @@ impl Connection {
     async fn answer(
         &mut self,
         head: &RequestHead,
-        reply: Reply,
+        mut reply: Reply,
         close: bool,
         request_id: &str,
     ) -> Result<(), Ended> {
         let is_head = head.method == Method::Head;
+        let mut forgetting = reply.forgetting.take();
+        if !matches!(reply.payload, Payload::Relay(..)) {
+            // Before the answer leaves: whoever has it must not find what was before the write.
+            Forgetting::finish(&mut forgetting).await;
+        }
         let date = self.worker.date();
         let mut out = reply.head(is_head, &date, request_id);
         out.minor = head.minor;
@@ -271,11 +276,6 @@ impl Connection {
         out.write(&mut bytes);
         // Counted before the last byte leaves: whoever has it may ask for the numbers at once.
         self.count(reply.outcome(), reply.status);
-        let mut forgetting = reply.forgetting;
-        if !matches!(reply.payload, Payload::Relay(..)) {
-            // Before the answer leaves: whoever has it must not find what was before the write.
-            forgetting = None;
-        }
         match reply.payload {
             Payload::None | Payload::Length(_) => self.send(Outgoing::header(bytes)).await?,
             Payload::Own(_) if is_head => self.send(Outgoing::header(bytes)).await?,
@@ -413,12 +413,12 @@ impl Connection {
             }
             if left == Some(0) {
                 // The write is done now, and the client does not know it yet.
-                forgetting = None;
+                Forgetting::finish(&mut forgetting).await;
             }
             self.send(Outgoing::header(bytes)).await?;
             bytes = std::mem::take(&mut self.header);
         }
-        drop(forgetting);
+        Forgetting::finish(&mut forgetting).await;
         if left.is_some_and(|left| left > 0) {
             return Err(Ended(CloseReason::BodyCut));
         }

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -13,10 +12,12 @@ use super::connection::Ended;
 use super::reply::Reply;
 use super::request::{Changes, ForwardTarget, ReadTarget, relayed, removed};
 use crate::dialect::changes::{BODY_BYTES_MAX, keys_to_delete};
+use crate::engine::task;
 use crate::http1::{BodyLength, Method, RequestHead};
 use crate::metrics::{Counter, OriginAsk};
 use crate::node::Node;
 use crate::origin::{Forward, OriginError, OriginTarget, Uploader, upload};
+use crate::peer::{self, Changed, Forget, OURS};
 
 /// A read that is not answered from here.
 pub(super) fn of_read(head: &RequestHead, target: &ReadTarget) -> ForwardTarget {
@@ -54,7 +55,7 @@ pub(super) async fn forward(
         }
         Changes::Listed | Changes::Anything => Some(Changed::Anything),
     };
-    let forgetting = changed.map(|changed| Forgetting::new(&worker.node, &accelerator.target, changed));
+    let forgetting = changed.map(|changed| Forgetting::new(worker, &accelerator.target, changed));
     let method =
         http::Method::from_bytes(head.method.as_str().as_bytes()).expect("methods were parsed as tokens");
     let (uploader, upload) = match head.body {
@@ -148,6 +149,10 @@ fn refusal(error: &OriginError, head: &RequestHead, request_id: &str) -> Reply {
 fn headers(head: &RequestHead) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for (name, value) in head.end_to_end_headers() {
+        // What nodes say to each other, a token among it, is not the origin's.
+        if name.len() >= OURS.len() && name.as_bytes()[..OURS.len()].eq_ignore_ascii_case(OURS.as_bytes()) {
+            continue;
+        }
         if let (Ok(name), Ok(value)) =
             (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_bytes(value))
         {
@@ -158,47 +163,68 @@ fn headers(head: &RequestHead) -> HeaderMap {
 }
 
 /// Makes the node forget what a write changes: when it is made and when it is dropped, however the write ends.
-/// It goes with the reply, because some writes are done only when the last byte of their answer has come.
+/// It goes with the reply, because some writes are done only when the last byte of their answer has come. The other nodes
+/// of the fleet are told by [`Forgetting::finish`], before the client knows that its write is done.
 #[derive(Debug)]
 pub(crate) struct Forgetting {
-    node: Arc<Node>,
+    worker: Rc<Worker>,
     target: OriginTarget,
     changed: Changed,
-}
-
-#[derive(Debug)]
-enum Changed {
-    Objects(Vec<Box<[u8]>>),
-    Anything,
+    are_others_told: bool,
 }
 
 impl Forgetting {
-    fn new(node: &Arc<Node>, target: &OriginTarget, changed: Changed) -> Self {
-        let forgetting = Self { node: Arc::clone(node), target: target.clone(), changed };
-        forgetting.forget();
-        forgetting
+    fn new(worker: &Rc<Worker>, target: &OriginTarget, changed: Changed) -> Self {
+        forget(&worker.node, target, &changed);
+        Self { worker: Rc::clone(worker), target: target.clone(), changed, are_others_told: false }
     }
 
-    fn forget(&self) {
-        // Two accelerators may stand before one store.
-        for (index, accelerator) in self.node.served().all() {
-            if accelerator.target != self.target {
-                continue;
-            }
-            match &self.changed {
-                Changed::Objects(keys) => {
-                    for key in keys {
-                        self.node.table.forget(index, key);
-                    }
-                }
-                Changed::Anything => self.node.table.forget_all(index),
-            }
-        }
+    /// The write is done: nobody believes what was before it once this returns, as far as the other nodes are reachable.
+    ///
+    /// This node forgets first, so that those who have forgotten get nothing old from it, and last (when it is dropped),
+    /// since it may have got something old from one of them meanwhile.
+    pub(crate) async fn finish(forgetting: &mut Option<Self>) {
+        let Some(mut it) = forgetting.take() else { return };
+        forget(&it.worker.node, &it.target, &it.changed);
+        peer::forget(&it.worker, &it.target, &it.changed).await;
+        it.are_others_told = true;
     }
 }
 
 impl Drop for Forgetting {
     fn drop(&mut self) {
-        self.forget();
+        forget(&self.worker.node, &self.target, &self.changed);
+        if !self.are_others_told && peer::is_shared(&self.worker) {
+            // Its client is gone, and the write may be done all the same.
+            let (worker, target) = (Rc::clone(&self.worker), self.target.clone());
+            let changed = std::mem::replace(&mut self.changed, Changed::Anything);
+            task::spawn(async move { peer::forget(&worker, &target, &changed).await });
+        }
+    }
+}
+
+/// Another node says what was changed through it.
+pub(super) fn forget_here(node: &Node, target: &OriginTarget, what: Forget, key: Box<[u8]>) {
+    let changed = match what {
+        Forget::Object => Changed::Objects(vec![key]),
+        Forget::All => Changed::Anything,
+    };
+    forget(node, target, &changed);
+}
+
+fn forget(node: &Node, target: &OriginTarget, changed: &Changed) {
+    // Two accelerators may stand before one store.
+    for (index, accelerator) in node.served().all() {
+        if accelerator.target != *target {
+            continue;
+        }
+        match changed {
+            Changed::Objects(keys) => {
+                for key in keys {
+                    node.table.forget(index, key);
+                }
+            }
+            Changed::Anything => node.table.forget_all(index),
+        }
     }
 }

@@ -21,6 +21,7 @@ use crate::dialect::listing::{Listing, parse_listing};
 use crate::engine::task;
 use crate::metrics::{Counter, OriginAsk, PrewarmOutcome};
 use crate::origin::Forward;
+use crate::peer::Reach;
 use crate::range::ByteRange;
 use crate::resolve::{self, Found, Want};
 use crate::table::{FillFailure, ObjectEntry, Whereabouts};
@@ -99,14 +100,22 @@ async fn read(worker: &Rc<Worker>, job: &Job, key: &[u8]) -> Result<u64, String>
             return Err("a rule says that it is never kept (admission)".into());
         }
         let want = Want::Bytes(None);
-        let entry =
-            match resolve::find(worker, job.accelerator, key, want, decision.freshness, Instant::now()).await
-            {
-                Found::Object(entry, _) | Found::New(entry, _) => entry,
-                Found::Bypass => return Err("it cannot be kept: the origin gives it no strong ETag".into()),
-                Found::Answered(answered) => return Err(format!("the origin answered {}", answered.status)),
-                Found::Failed(failure) => return Err(format!("the origin failed ({failure:?})")),
-            };
+        let entry = match resolve::find(
+            worker,
+            job.accelerator,
+            key,
+            want,
+            decision.freshness,
+            Reach::Fleet,
+            Instant::now(),
+        )
+        .await
+        {
+            Found::Object(entry, _) | Found::New(entry, _) => entry,
+            Found::Bypass => return Err("it cannot be kept: the origin gives it no strong ETag".into()),
+            Found::Answered(answered) => return Err(format!("the origin answered {}", answered.status)),
+            Found::Failed(failure) => return Err(format!("the origin failed ({failure:?})")),
+        };
         match bring(worker, entry).await {
             Ok(bytes) => return Ok(bytes),
             Err(StreamFailure::Fill(FillFailure::Gone | FillFailure::Lost)) => {}
@@ -120,7 +129,7 @@ async fn bring(worker: &Rc<Worker>, entry: Arc<ObjectEntry>) -> Result<u64, Stre
     let size = entry.facts.size;
     let Some(whole) = ByteRange::whole(size) else { return Ok(0) };
     let grid = entry.grid;
-    let mut stream = ObjectStream::new(worker, Arc::clone(&entry), whole);
+    let mut stream = ObjectStream::new(worker, Arc::clone(&entry), whole, Reach::Fleet);
     while stream.position() < whole.end() {
         let extent = grid.extent_of(stream.position());
         // What is here need not be read to be here.

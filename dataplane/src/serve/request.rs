@@ -26,6 +26,7 @@ use crate::http1::{CacheOutcome, ContentRange, Method, RequestHead};
 use crate::metrics::{Counter, Limit};
 use crate::object::Verdict;
 use crate::origin::Relay;
+use crate::peer::{self, Caller, Reach};
 use crate::range::{ByteRange, RangeAsk, Unsatisfiable, parse_range};
 use crate::resolve::{self, Found, Want};
 use crate::table::{FillFailure, ObjectEntry, ResolveFailure};
@@ -73,6 +74,8 @@ enum Route {
 pub(crate) struct ReadTarget {
     pub(crate) accelerator: u16,
     pub(crate) key: Box<[u8]>,
+    /// Who may be asked for what is not here.
+    pub(crate) reach: Reach,
 }
 
 /// A request for the origin.
@@ -104,8 +107,19 @@ fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Route {
         Route::Reply(Reply::error(status, code, message, head.path(), request_id))
     };
     let served = worker.served();
-    if let Err(denied) = auth::verify(head, &served.keys, worker.wall_time()) {
-        return refuse(denied.code.status(), denied.code.as_str(), &denied.message);
+    let caller = peer::caller(head, served.cluster.as_deref());
+    match caller {
+        Caller::Client => {
+            if let Err(denied) = auth::verify(head, &served.keys, worker.wall_time()) {
+                return refuse(denied.code.status(), denied.code.as_str(), &denied.message);
+            }
+        }
+        Caller::Node { .. } => worker.counters.bump(Counter::PeerServed, 1),
+        Caller::Stranger => {
+            let message =
+                "the request shows a token of a fleet that this node is not in; clients send none, they sign";
+            return refuse(403, "AccessDenied", message);
+        }
     }
     if let Method::Other(name) = &head.method {
         return refuse(405, "MethodNotAllowed", &format!("the method {name} is not one of S3's"));
@@ -126,6 +140,28 @@ fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Route {
         },
         Err(error) => return refuse_address(error),
     };
+    if let Caller::Node { identity, revision, forget } = &caller {
+        let found =
+            served.find(&bucket).filter(|(_, bound)| **identity == *peer::identity(&bound.target).as_bytes());
+        let Some((accelerator, bound)) = found else {
+            return refuse(421, "NotHere", "this node does not serve that store under this name");
+        };
+        return match forget {
+            Some(what) => {
+                forward::forget_here(&worker.node, &bound.target, *what, key);
+                Route::Reply(Reply::new(204, Payload::None))
+            }
+            None if worker.node.revision_taken() < *revision => refuse(
+                503,
+                "SlowDown",
+                "this node has not taken the state of the control plane that yours has",
+            ),
+            None if head.method == Method::Get && !key.is_empty() => {
+                Route::Read(ReadTarget { accelerator, key, reach: Reach::Origin })
+            }
+            None => refuse(421, "NotHere", "nodes ask each other for objects' bytes and for nothing else"),
+        };
+    }
     let Some((accelerator, bound)) = served.find(&bucket) else {
         let message = format!(
             "this node has no accelerator named {bucket}; start it with --accelerator {bucket}=ORIGIN, or have its \
@@ -150,7 +186,7 @@ fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Route {
     }
     let is_read = matches!(head.method, Method::Get | Method::Head);
     if is_read && !key.is_empty() && !is_special(head) {
-        return Route::Read(ReadTarget { accelerator, key });
+        return Route::Read(ReadTarget { accelerator, key, reach: Reach::Fleet });
     }
     let path = behind_bucket(head.path()).into();
     Route::Forward(ForwardTarget { accelerator, changes: changes(head, key, target.is_signed()), path })
@@ -222,7 +258,15 @@ async fn read(worker: &Rc<Worker>, head: &RequestHead, target: &ReadTarget, requ
         Read::Reply(Reply::error(status, code, message, head.path(), request_id))
     };
     for _ in 0..ROUNDS_MAX {
-        let finding = resolve::find(worker, target.accelerator, &target.key, want, decision.freshness, now);
+        let finding = resolve::find(
+            worker,
+            target.accelerator,
+            &target.key,
+            want,
+            decision.freshness,
+            target.reach,
+            now,
+        );
         let Ok(found) = timeout(worker.node.limits.request_deadline, finding).await else {
             let (status, code, message) = interrupted(worker, StreamFailure::Deadline);
             return refuse(status, code, &message);
@@ -248,7 +292,7 @@ async fn read(worker: &Rc<Worker>, head: &RequestHead, target: &ReadTarget, requ
                 return refuse(status, code, message);
             }
         };
-        match about_version(worker, head, entry, asked, is_head, age).await {
+        match about_version(worker, head, entry, asked, (is_head, target.reach), age).await {
             Ok(mut reply) => {
                 if is_new {
                     // A small object may be here whole by now, and came from the origin all the same.
@@ -273,7 +317,7 @@ async fn about_version(
     head: &RequestHead,
     entry: Arc<ObjectEntry>,
     asked: Option<RangeAsk>,
-    is_head: bool,
+    (is_head, reach): (bool, Reach),
     age: Option<Duration>,
 ) -> Result<Reply, StreamFailure> {
     let size = entry.facts.size;
@@ -318,7 +362,7 @@ async fn about_version(
         reply.content_range = content_range;
         return Ok(finish(reply));
     };
-    let mut stream = ObjectStream::new(worker, Arc::clone(&entry), range);
+    let mut stream = ObjectStream::new(worker, Arc::clone(&entry), range, reach);
     let cache = stream.outcome();
     let first = stream.next().await?.expect("a range is never empty");
     let mut reply = about(status, Payload::Object(first, stream), cache, entry);

@@ -87,7 +87,9 @@ pub fn run(config: &Config) -> Result<()> {
         limits,
         metrics,
     );
-    node.fence_after(agent.as_ref().and_then(Agent::fence_after));
+    if let Some(agent) = &agent {
+        agent.prepare(&node);
+    }
     let credentials =
         if agent.is_some() || node.served().all().any(|(_, accelerator)| accelerator.target.is_signed()) {
             house_runtime()?.block_on(Credentials::discover()).context("origin credentials")?

@@ -14,9 +14,10 @@ use tokio::time::timeout;
 use super::Worker;
 use crate::arena::{Lease, Purpose, UNIT_BYTES};
 use crate::engine::{Slice, task};
-use crate::fill::{Claim, Interest, RUN_BYTES_MAX};
+use crate::fill::{Claim, Interest, RUN_BYTES_MAX, Right};
 use crate::http1::CacheOutcome;
 use crate::metrics::{Counter, Where};
+use crate::peer::{self, Reach};
 use crate::range::{BLOCK_BYTES, ByteRange, Piece};
 use crate::store::Slot;
 use crate::sums::BlockSums;
@@ -51,12 +52,13 @@ pub(crate) struct ObjectStream {
     interest: Option<Interest>,
     ahead: Option<Interest>,
     lost: u32,
+    reach: Reach,
 }
 
 impl ObjectStream {
-    pub(crate) fn new(worker: &Rc<Worker>, entry: Arc<ObjectEntry>, range: ByteRange) -> Self {
+    pub(crate) fn new(worker: &Rc<Worker>, entry: Arc<ObjectEntry>, range: ByteRange, reach: Reach) -> Self {
         let worker = Rc::clone(worker);
-        Self { worker, entry, range, cursor: range.start(), interest: None, ahead: None, lost: 0 }
+        Self { worker, entry, range, cursor: range.start(), interest: None, ahead: None, lost: 0, reach }
     }
 
     /// Where the bytes of the range are now, as the client is told.
@@ -240,10 +242,11 @@ impl ObjectStream {
         // An extent of more than a page is kept in pieces, and downloaded as one.
         let pieces = self.worker.served().at(self.entry.key.accelerator).map_or(1, |bound| bound.pieces());
         let last = self.entry.grid.extent_of(self.range.last()) / pieces * pieces + (pieces - 1);
+        let last = peer::end_of_run(&self.worker, self.entry.grid, extent, last);
         let claim = Claim::make(&self.entry, extent / pieces * pieces, last)
             .or_else(|| Claim::make(&self.entry, extent, last));
         if let Some(claim) = claim {
-            self.interest = Some(claim.start(&self.worker, &self.entry, None));
+            self.interest = Some(claim.start(&self.worker, &self.entry, None, self.reach));
         }
     }
 
@@ -273,12 +276,13 @@ impl ObjectStream {
         let next = extent.saturating_add(ahead);
         // What nobody waits for yet takes no right to fill from those who wait.
         if next <= last
-            && self.worker.node.fills.available_permits() > 0
+            && Right::all(&self.worker, self.reach).available_permits() > 0
             && matches!(self.entry.peek(next), Whereabouts::Absent)
-            && let Some(claim) = Claim::make(&self.entry, next, last)
+            && let Some(claim) =
+                Claim::make(&self.entry, next, peer::end_of_run(&self.worker, self.entry.grid, next, last))
         {
             // Held until the stream gets there: without it the run would end at the edge of an extent.
-            self.ahead = Some(claim.start(&self.worker, &self.entry, None));
+            self.ahead = Some(claim.start(&self.worker, &self.entry, None, self.reach));
         }
     }
 }

@@ -27,6 +27,7 @@ use crate::http1::{DateText, date_text};
 use crate::metrics::{CloseReason, Counter, Door, Gauge, Limit, WorkerCounters};
 use crate::node::Node;
 use crate::origin::{Origin, OriginError, OriginTarget};
+use crate::peer::Peers;
 use crate::policy::Decision;
 use crate::served::{Accelerator, Served};
 
@@ -71,6 +72,8 @@ pub struct Here {
     served: Arc<Served>,
     /// By index of the accelerator.
     origins: Vec<Option<Rc<Origin>>>,
+    /// The other nodes of the fleet.
+    pub(crate) peers: Peers,
 }
 
 impl std::ops::Deref for Here {
@@ -436,7 +439,7 @@ impl Here {
                 None => Rc::new(open(&accelerator.target, served.count())?),
             });
         }
-        Ok(Self { served, origins })
+        Ok(Self { served, origins, peers: Peers::default() })
     }
 }
 

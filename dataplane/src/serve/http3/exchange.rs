@@ -276,18 +276,18 @@ fn response_of(head: &ResponseHead<'_>) -> Response<()> {
 async fn send(
     worker: &Rc<Worker>,
     sending: &mut Sending,
-    reply: Reply,
+    mut reply: Reply,
     is_head: bool,
     request_id: &str,
 ) -> Result<(), Cut> {
+    let mut forgetting = reply.forgetting.take();
+    if !matches!(reply.payload, Payload::Relay(..)) {
+        // Before the answer leaves: whoever has it must not find what was before the write.
+        Forgetting::finish(&mut forgetting).await;
+    }
     let response = response_of(&reply.head(is_head, &worker.date(), request_id));
     // Counted before the last byte leaves: whoever has it may ask for the numbers at once.
     worker.counters.bump(Counter::Requests(reply.outcome(), StatusClass::of(reply.status)), 1);
-    let mut forgetting = reply.forgetting;
-    if !matches!(reply.payload, Payload::Relay(..)) {
-        // Before the answer leaves: whoever has it must not find what was before the write.
-        forgetting = None;
-    }
     settled(worker, sending.send_response(response)).await?;
     match reply.payload {
         Payload::None | Payload::Length(_) => Ok(()),
@@ -373,11 +373,11 @@ async fn send_relay(
         }
         if left == Some(0) {
             // The write is done now, and the client does not know it yet.
-            forgetting = None;
+            Forgetting::finish(&mut forgetting).await;
         }
         send_bytes(worker, sending, piece).await?;
     }
-    drop(forgetting);
+    Forgetting::finish(&mut forgetting).await;
     if left.is_some_and(|left| left > 0) { Err(Cut::Body) } else { Ok(()) }
 }
 
