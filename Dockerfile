@@ -38,7 +38,7 @@ EXPOSE 7080
 ENTRYPOINT ["/usr/bin/forebay-control"]
 CMD ["--help"]
 
-# The demo starts a node, so all programs are in it.
+# The demo starts a control plane and a node, so all programs are in it.
 FROM base AS bench
 COPY --from=bins --chmod=755 forebay-bench forebay-node forebay-control /usr/bin/
 USER 7070:7070

@@ -1,15 +1,17 @@
-//! The programs that the bench starts beside itself: the emulator and a node. Whoever drops the handle ends them.
+//! The programs that the bench starts beside itself: the emulator, a control plane, a node. Whoever drops the handle
+//! ends them.
 #![forbid(unsafe_code)]
 
 use crate::client::Target;
 use crate::client::plain;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -22,6 +24,8 @@ pub struct Running {
     name: &'static str,
     child: Child,
     log: PathBuf,
+    /// Held open: a program whose reader has gone fails at its next line.
+    output: Option<BufReader<ChildStdout>>,
 }
 
 impl Running {
@@ -36,7 +40,7 @@ impl Running {
             .stderr(file)
             .spawn()
             .with_context(|| format!("starting {name} ({})", command.get_program().display()))?;
-        Ok(Self { name, child, log: log.to_path_buf() })
+        Ok(Self { name, child, log: log.to_path_buf(), output: None })
     }
 
     /// Its process id.
@@ -44,14 +48,16 @@ impl Running {
         self.child.id()
     }
 
-    /// The first line that it prints on its standard output, which must be piped.
+    /// The first line that it prints on its standard output, which must be piped. What follows is not read, and must not
+    /// fill a pipe (64 KiB).
     ///
     /// # Errors
     /// It ended without one.
     pub fn first_line(&mut self) -> Result<String> {
         let Some(output) = self.child.stdout.take() else { bail!("{}: its output is not piped", self.name) };
         let mut line = String::new();
-        BufReader::new(output).read_line(&mut line).with_context(|| format!("reading from {}", self.name))?;
+        let output = self.output.insert(BufReader::new(output));
+        output.read_line(&mut line).with_context(|| format!("reading from {}", self.name))?;
         if line.is_empty() {
             bail!("{} ended at once. {}", self.name, self.last_words());
         }
@@ -131,8 +137,8 @@ pub struct NodePlan<'a> {
     pub memory: &'a str,
     /// `--drive`, bytes; a file in `folder`.
     pub drive_bytes: u64,
-    /// `--accelerator`.
-    pub accelerator: String,
+    /// What it serves: `--accelerator` and its value, or what names a control plane that says it.
+    pub serves: Vec<OsString>,
     /// `--engine`.
     pub engine: &'a str,
     /// Where the drive's file and the log go.
@@ -168,7 +174,7 @@ pub fn start_node(plan: &NodePlan, stop: &AtomicBool) -> Result<(Running, String
         ]);
         let drive = plan.folder.join("drive.forebay");
         command.args(["--drive", &format!("path={},size={}MiB", drive.display(), plan.drive_bytes >> 20)]);
-        command.args(["--accelerator", &plan.accelerator]).stdout(Stdio::null());
+        command.args(&plan.serves).stdout(Stdio::null());
         let mut node = Running::start("forebay-node", &mut command, &log)?;
         match node.wait_ready(&format!("http://127.0.0.1:{admin_port}/readyz"), Duration::from_mins(1), stop)
         {
@@ -187,39 +193,39 @@ fn free_ports() -> Result<[u16; 2]> {
     Ok([one.local_addr()?.port(), two.local_addr()?.port()])
 }
 
-/// The node's binary beside ours; built by cargo, with our own profile, when it is not there.
+/// The binary of another of our programs, beside ours; built by cargo, with our own profile, when it is not there.
 ///
 /// # Errors
 /// There is no cargo, no source tree, or the build fails.
-pub fn node_binary(stop: &AtomicBool) -> Result<PathBuf> {
+pub fn sibling(program: &str, package: &str, stop: &AtomicBool) -> Result<PathBuf> {
     let own = std::env::current_exe().context("finding out where this program is")?;
     let folder = own.parent().context("finding out where this program is")?;
-    let node = folder.join("forebay-node");
-    if node.is_file() {
-        return Ok(node);
+    let path = folder.join(program);
+    if path.is_file() {
+        return Ok(path);
     }
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
     if !manifest.is_file() {
         bail!(
-            "{} is missing, and so are the sources to build it from; put forebay-node beside forebay-bench",
-            node.display()
+            "{} is missing, and so are the sources to build it from; put {program} beside forebay-bench",
+            path.display()
         );
     }
     let profile = folder.file_name().and_then(|name| name.to_str()).unwrap_or("release");
     let profile = if profile == "debug" { "dev" } else { profile };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(&cargo);
-    command.args(["build", "--package", "forebay-dataplane", "--bin", "forebay-node", "--profile", profile]);
+    command.args(["build", "--package", package, "--bin", program, "--profile", profile]);
     command.arg("--manifest-path").arg(&manifest);
     if let Some(target) = folder.parent() {
         command.arg("--target-dir").arg(target);
     }
-    eprintln!("building forebay-node (profile {profile}), once …");
+    eprintln!("building {program} (profile {profile}), once …");
     let mut child = match command.stdin(Stdio::null()).spawn() {
         Ok(child) => child,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!(
-            "{} is missing and there is no cargo to build it; install Rust, or run: cargo build --profile {profile} -p forebay-dataplane",
-            node.display()
+            "{} is missing and there is no cargo to build it; install Rust, or run: cargo build --profile {profile} -p {package}",
+            path.display()
         ),
         Err(error) => return Err(error).context("starting cargo"),
     };
@@ -234,8 +240,8 @@ pub fn node_binary(stop: &AtomicBool) -> Result<PathBuf> {
         }
         std::thread::sleep(TICK);
     };
-    if !status.success() || !node.is_file() {
-        bail!("building forebay-node ended with {status} and left no {}", node.display());
+    if !status.success() || !path.is_file() {
+        bail!("building {program} ended with {status} and left no {}", path.display());
     }
-    Ok(node)
+    Ok(path)
 }

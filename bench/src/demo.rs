@@ -1,11 +1,13 @@
-//! The demo: emulator and node on loopback, both tables at small scale, and three promises kept or an exit code.
+//! The demo: emulator, control plane and node on loopback, both tables at small scale, and three promises kept or an
+//! exit code.
 //!
 //! It needs no rights, no network and no store; it leaves nothing behind.
 #![forbid(unsafe_code)]
 
-use crate::children::{NodePlan, Running, node_binary, start_node};
+use crate::children::{NodePlan, Running, sibling, start_node};
 use crate::client::plain::OriginDoor;
 use crate::client::{Target, Verify};
+use crate::control::ControlPlane;
 use crate::environment::Environment;
 use crate::report::{Ratios, Run, promise, text};
 use crate::run::{CacheState, Outcome, Setup, run};
@@ -18,6 +20,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 const BUCKET: &str = "demo";
+const NODE: &str = "demo-node";
+const POLICY: &str = "demo-policy";
 const BULK_OBJECTS: u64 = 1500;
 const DOWNLOADS: u64 = 60;
 // All of the data twice over, so that nothing is evicted while it is warm.
@@ -32,7 +36,7 @@ pub struct DemoArgs {
     /// How the node does its I/O: auto, uring or portable
     #[arg(long, default_value = "auto", value_parser = ["auto", "uring", "portable"])]
     pub engine: String,
-    /// Keep drive file and logs in this folder instead of removing them
+    /// Keep drive file, store and logs in this folder instead of removing them
     #[arg(long, value_name = "DIR")]
     pub keep: Option<PathBuf>,
     /// Pairs of blocks; an interval needs 5
@@ -48,7 +52,8 @@ pub struct DemoArgs {
 /// # Errors
 /// A part cannot be built, started or reached.
 pub fn demo(args: &DemoArgs, stop: &'static AtomicBool, argv: Vec<String>) -> Result<u8> {
-    let node_program = node_binary(stop)?;
+    let node_program = sibling("forebay-node", "forebay-dataplane", stop)?;
+    let control_program = sibling("forebay-control", "forebay-control", stop)?;
     let own_program = std::env::current_exe().context("finding out where this program is")?;
     let temporary = match &args.keep {
         Some(_) => None,
@@ -92,17 +97,27 @@ pub fn demo(args: &DemoArgs, stop: &'static AtomicBool, argv: Vec<String>) -> Re
     let mut origin = Running::start("the origin emulator", &mut origin_command, &folder.join("origin.log"))?;
     let origin_url = origin.first_line()?;
 
+    // As an operator would: what is served, and by which rules, is said to the control plane, not to the node.
+    let mut control = ControlPlane::start(&control_program, &folder)?;
+    control.tell(&["policy", "set", POLICY, "--rule", &format!("**,freshness={FRESHNESS}")])?;
+    control.tell(&["accelerator", "add", &format!("{BUCKET}={origin_url}/{BUCKET}"), "--policy", POLICY])?;
     let plan = NodePlan {
         program: &node_program,
         cores: node_core.map_or("auto".to_owned(), |core| core.id.to_string()),
         memory: MEMORY,
         drive_bytes: DRIVE_BYTES,
-        accelerator: format!("{BUCKET}={origin_url}/{BUCKET},freshness={FRESHNESS}"),
+        serves: control.admit(NODE)?,
         engine: &args.engine,
         folder: &folder,
     };
     let (mut node, node_url) = start_node(&plan, stop)?;
-    // Both children run; from here on the client has its own core, which the emulator shares.
+    control.wait_served(NODE, BUCKET, stop)?;
+    eprintln!(
+        "control plane {}: told accelerator `{BUCKET}` and policy `{POLICY}`\nnode          {node_url}: registered as \
+         `{NODE}`, took both from it\norigin        {origin_url}",
+        control.url()
+    );
+    // All children run; from here on the client has its own core, which the emulator shares.
     let pinned = client_core.filter(|core| core_affinity::set_for_current(*core));
 
     let setup = Setup {
@@ -158,6 +173,7 @@ pub fn demo(args: &DemoArgs, stop: &'static AtomicBool, argv: Vec<String>) -> Re
     );
     let verdict = verdict(&report);
     node.end();
+    control.end();
     origin.end();
     if let Some(folder) = &args.keep {
         println!("kept: {}", folder.display());

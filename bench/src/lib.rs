@@ -16,6 +16,7 @@ pub mod children;
 pub mod client;
 pub mod clock;
 pub mod content;
+pub mod control;
 pub mod demo;
 pub mod document;
 pub mod environment;

@@ -46,7 +46,7 @@ enum Command {
     Download(WorkloadArgs),
     /// Both workloads in the document's order, one report
     All(RunArgs),
-    /// Emulator and node on this machine, both tables, in about two minutes
+    /// Emulator, control plane and node on this machine, both tables, in about two minutes
     Demo(DemoArgs),
     /// Your own objects: direct, cold and warm through a node, compared
     Try(TryArgs),

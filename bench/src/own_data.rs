@@ -4,7 +4,7 @@
 //! weather is part of the figures. It reads only, asks nothing, and stops at its caps.
 #![forbid(unsafe_code)]
 
-use crate::children::{NodePlan, Running, node_binary, start_node};
+use crate::children::{NodePlan, Running, sibling, start_node};
 use crate::client::plain::{list_path, parse_page};
 use crate::clock::now_ns;
 use crate::recorder::Metric;
@@ -193,7 +193,7 @@ struct Node {
 }
 
 fn trial_node(args: &TryArgs, bucket: &str, endpoint: &str, total: u64, stop: &AtomicBool) -> Result<Node> {
-    let program = node_binary(stop)?;
+    let program = sibling("forebay-node", "forebay-dataplane", stop)?;
     let folder =
         tempfile::Builder::new().prefix("forebay-try-").tempdir().context("making a folder for the node")?;
     let plan = NodePlan {
@@ -202,10 +202,14 @@ fn trial_node(args: &TryArgs, bucket: &str, endpoint: &str, total: u64, stop: &A
         memory: "512MiB",
         // Twice the data, in whole segments: nothing is evicted between the passes.
         drive_bytes: (2 * total).div_ceil(64 << 20).max(8) * (64 << 20),
-        accelerator: format!(
-            "{bucket}=s3://{bucket},endpoint={endpoint},region={},freshness={}",
-            args.region, args.freshness
-        ),
+        serves: vec![
+            "--accelerator".into(),
+            format!(
+                "{bucket}=s3://{bucket},endpoint={endpoint},region={},freshness={}",
+                args.region, args.freshness
+            )
+            .into(),
+        ],
         engine: &args.engine,
         folder: folder.path(),
     };
