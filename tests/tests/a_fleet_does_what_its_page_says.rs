@@ -188,13 +188,16 @@ fn from_nothing_to_a_fleet_that_forgets_what_it_is_told_to() {
 
     // Every byte through either node, and the S3 service has sent each of them once.
     let clients = [world.client(0), world.client(1)];
+    let before = world.origin.counts();
     for client in &clients {
         for number in 0..OBJECTS {
             must_be(&client.get(&key(number)), number as u64, OBJECT_BYTES);
         }
     }
+    let after = world.origin.counts();
+    assert_eq!((after.gets, after.heads), (before.gets, before.heads), "all of them were hits");
     assert_eq!(
-        world.origin.counts().body_bytes,
+        after.body_bytes,
         bodies,
         "what one node lacks the other has: {}{}",
         world.said_of_peers(0),
