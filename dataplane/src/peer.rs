@@ -53,7 +53,7 @@ const FORGET: &str = "x-forebay-forget";
 /// What all of these begin with: no such header goes on to an origin.
 pub const OURS: &str = "x-forebay-";
 
-/// A node that could not be reached is not asked for so long, one that does not serve the store for so long.
+/// A node that could not be reached is not asked, nor waited for, for so long, one that does not serve the store for so long.
 const REST_OF_FAILED: Duration = Duration::from_secs(1);
 const REST_OF_STRANGER: Duration = Duration::from_secs(30);
 /// Objects of one write that are named to the others one by one; of more, they forget the whole bucket.
@@ -185,6 +185,12 @@ pub fn is_shared(worker: &Worker) -> bool {
     worker.served().cluster.as_deref().is_some_and(Cluster::is_shared)
 }
 
+/// Whether the group of an object's byte at `offset` is owned by another node, which can be asked.
+pub fn has_other_owner(worker: &Worker, accelerator: &str, key: &[u8], offset: u64) -> bool {
+    let here = worker.served();
+    here.cluster.as_deref().is_some_and(|cluster| !cluster.owners(accelerator, key, offset).is_empty())
+}
+
 /// Where a request that begins at `start` has to end, in bytes.
 pub fn border(worker: &Worker, start: u64) -> u64 {
     if is_shared(worker) { (group_of(start) + 1).saturating_mul(GROUP_BYTES) } else { u64::MAX }
@@ -303,8 +309,9 @@ async fn tell(
     let here = worker.served();
     let mut telling = tokio::task::JoinSet::new();
     for member in cluster.others() {
-        // Also who rests is told: it may hold what was changed.
         let Some(peer) = here.peers.open(member) else { continue };
+        // Who was out of reach a moment ago is told all the same, since it may hold what was changed; but nobody waits.
+        let is_away = here.peers.is_away(member, Instant::now());
         for key in keys {
             let request = Forward {
                 method: Method::POST,
@@ -315,26 +322,32 @@ async fn tell(
                 headers: headers(worker, cluster, &accelerator.target, Some(what)),
                 body: None,
             };
-            let (peer, worker, id) = (Rc::clone(&peer), Rc::clone(worker), member.id.clone());
-            telling.spawn_local(task::counted(async move {
-                let outcome = match peer.forward(request).await {
-                    Ok(relay) if relay.status == 204 => ForgetOutcome::Good,
-                    // It has no such store, and so nothing of it.
-                    Ok(relay) if relay.status == 421 => ForgetOutcome::Good,
-                    Ok(relay) => {
-                        tracing::warn!(node = %id, status = relay.status, "a node did not forget what was written");
-                        ForgetOutcome::Failed
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, node = %id, "a node was not told what was written");
-                        ForgetOutcome::Failed
-                    }
-                };
-                worker.counters.bump(Counter::PeerForgets(outcome), 1);
-            }));
+            let one = tell_one(Rc::clone(worker), Rc::clone(&peer), member.clone(), request);
+            if is_away {
+                task::spawn(one);
+            } else {
+                telling.spawn_local(task::counted(one));
+            }
         }
     }
     while telling.join_next().await.is_some() {}
+}
+
+async fn tell_one(worker: Rc<Worker>, peer: Rc<Origin>, member: Member, request: Forward) {
+    let outcome = match peer.forward(request).await {
+        // One that answers 421 has no such store, and so nothing of it.
+        Ok(relay) if matches!(relay.status, 204 | 421) => ForgetOutcome::Good,
+        Ok(relay) => {
+            tracing::warn!(node = %member.id, status = relay.status, "a node did not forget what was written");
+            ForgetOutcome::Failed
+        }
+        Err(error) => {
+            tracing::warn!(%error, node = %member.id, "a node was not told what was written");
+            worker.served().peers.away(&member, Instant::now() + REST_OF_FAILED);
+            ForgetOutcome::Failed
+        }
+    };
+    worker.counters.bump(Counter::PeerForgets(outcome), 1);
 }
 
 fn headers(
@@ -370,6 +383,9 @@ pub struct Peers {
     open: RefCell<HashMap<NodeId, Option<Rc<Origin>>>>,
     /// At most one for each member, and one for each member and accelerator.
     resting: RefCell<HashMap<About, Instant>>,
+    /// Until when nobody waits for a member to have been told something. Apart from those who rest: one that is slow to
+    /// bring bytes can be told all the same, and has to confirm.
+    away: RefCell<HashMap<NodeId, Instant>>,
 }
 
 impl Peers {
@@ -382,6 +398,15 @@ impl Peers {
         }
         drop(resting);
         self.open(member)
+    }
+
+    /// Whether a member could not be told something a moment ago.
+    fn is_away(&self, member: &Member, now: Instant) -> bool {
+        self.away.borrow().get(&member.id).is_some_and(|until| now < *until)
+    }
+
+    fn away(&self, member: &Member, until: Instant) {
+        self.away.borrow_mut().insert(member.id.clone(), until);
     }
 
     fn open(&self, member: &Member) -> Option<Rc<Origin>> {

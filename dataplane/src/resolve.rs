@@ -72,7 +72,10 @@ pub async fn find(
             return Found::Failed(ResolveFailure::Removed);
         }
         let is_head = want == Want::Head;
-        let resolve = match worker.node.table.find_or_resolve(accelerator, path, is_head, Instant::now()) {
+        let asks_node = || asks_node(worker, accelerator, path, want);
+        let asks_node = (reach == Reach::Fleet).then_some(&asks_node as &dyn Fn() -> bool);
+        let table = &worker.node.table;
+        let resolve = match table.find_or_resolve(accelerator, path, is_head, asks_node, Instant::now()) {
             Lookup::Uncacheable => return Found::Bypass,
             Lookup::Known(entry) => match believe(worker, entry, freshness, now).await {
                 Some(found) => return found,
@@ -294,12 +297,7 @@ async fn put(
     let key = &resolve.key.path;
     if let Some(range) = range {
         let ask = Ask { range, if_match: None, if_none_match: None };
-        // Where a suffix begins is not known yet; most objects that are read so are of one group.
-        let offset = match range {
-            AskRange::Bytes(bytes) => bytes.start(),
-            AskRange::Suffix(_) | AskRange::Whole => 0,
-        };
-        peer::get(worker, Some(accelerator), origin, key, &ask, offset, reach).await
+        peer::get(worker, Some(accelerator), origin, key, &ask, offset(range), reach).await
     } else {
         worker.counters.bump(Counter::OriginRequests(OriginAsk::Head), 1);
         Ok(Got { answer: origin.head(key, None).await?, peer: None })
@@ -326,6 +324,22 @@ fn first_ask(want: Want, grid: Grid, extent_bytes: u32) -> Option<AskRange> {
         // So long a suffix begins anywhere; its first run is asked for when the size is known.
         Want::Bytes(Some(RangeAsk::Suffix { .. })) => aligned(0, 0),
     }
+}
+
+/// Which byte decides who owns what is asked for. Where a suffix begins is not known yet; most objects that are read so
+/// are of one group.
+fn offset(range: AskRange) -> u64 {
+    match range {
+        AskRange::Bytes(bytes) => bytes.start(),
+        AskRange::Suffix(_) | AskRange::Whole => 0,
+    }
+}
+
+/// Whether the first question about an object goes to another node.
+fn asks_node(worker: &Worker, accelerator: u16, path: &[u8], want: Want) -> bool {
+    let Some(accelerator) = worker.accelerator(accelerator) else { return false };
+    let range = first_ask(want, accelerator.grid, accelerator.extent_bytes);
+    range.is_some_and(|range| peer::has_other_owner(worker, &accelerator.name, path, offset(range)))
 }
 
 /// No more than what one owner has.

@@ -148,8 +148,17 @@ impl Table {
     /// The entry, or what is known at `now` to be no use asking, or the resolve that will bring the entry, or the
     /// order to make one.
     ///
-    /// A HEAD asks less than a GET: who wants bytes does not join a question that brings none.
-    pub fn find_or_resolve(&self, accelerator: u16, path: &[u8], is_head: bool, now: Instant) -> Lookup {
+    /// A HEAD asks less than a GET: who wants bytes does not join a question that brings none. `asks_node` says, when it
+    /// comes to a question, whether that will be put to another node; it is `None` for a node that asks, which joins no
+    /// such question: two nodes that ask each other for parts of one object would wait for each other.
+    pub fn find_or_resolve(
+        &self,
+        accelerator: u16,
+        path: &[u8],
+        is_head: bool,
+        asks_node: Option<&dyn Fn() -> bool>,
+        now: Instant,
+    ) -> Lookup {
         let hash = self.hash(accelerator, path);
         let mut shard = self.shard(hash);
         if let Some(entry) = shard.entries.find(hash, |entry| entry.key.is(accelerator, path)) {
@@ -159,13 +168,18 @@ impl Table {
         if shard.uncacheable.has(hash, accelerator, path, now) {
             return Lookup::Uncacheable;
         }
-        let serves =
-            |resolve: &&Arc<Resolve>| resolve.key.is(accelerator, path) && (is_head || !resolve.is_head);
+        let serves = |resolve: &&Arc<Resolve>| {
+            resolve.key.is(accelerator, path)
+                && (is_head || !resolve.is_head)
+                && (asks_node.is_some() || !resolve.asks_node)
+        };
         if let Some(resolve) = shard.resolving.iter().find(serves) {
             return Lookup::Join(Arc::clone(resolve));
         }
         let key = ObjectKey { accelerator, path: path.into() };
-        let resolve = Arc::new(Resolve { key, is_head, outcome: OnceLock::new(), settled: Notify::new() });
+        let asks_node = asks_node.is_some_and(|asks_node| asks_node());
+        let (outcome, settled) = (OnceLock::new(), Notify::new());
+        let resolve = Arc::new(Resolve { key, is_head, asks_node, outcome, settled });
         shard.resolving.push(Arc::clone(&resolve));
         Lookup::Lead(resolve)
     }
@@ -394,6 +408,8 @@ pub struct Resolve {
     pub key: ObjectKey,
     /// Whether only headers are asked for.
     pub is_head: bool,
+    /// Whether another node is asked first.
+    pub asks_node: bool,
     outcome: OnceLock<Resolved>,
     settled: Notify,
 }

@@ -336,6 +336,16 @@ fn a_node_asks_the_owner_and_does_without_it() {
         world.put(&format!("train/new-{number}"), number, OBJECT_BYTES);
         must_be(&clients[0].get(&format!("train/new-{number}")), number, OBJECT_BYTES);
     }
+    // A write does not wait for it for ever, and is done.
+    for number in 0..3 {
+        let written = clients[0].put(&format!("train/new-{number}"), content(9_000, OBJECT_BYTES));
+        assert_eq!(written.status, 200, "{}", written.text());
+    }
+    assert!(
+        world.said_of_peers(0).contains("forgets_total{outcome=\"failed\"} 3"),
+        "{}",
+        world.said_of_peers(0)
+    );
     b.signal("CONT");
     drop((a, b));
 }

@@ -8,7 +8,7 @@ const ROOMY: TableLimits = TableLimits { objects_max: 1 << 20, metadata_bytes_ma
 const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
 
 fn resolve(table: &Table, path: &[u8], now: Instant) -> Option<Arc<Resolve>> {
-    match table.find_or_resolve(0, path, false, now) {
+    match table.find_or_resolve(0, path, false, None, now) {
         Lookup::Lead(resolve) => Some(resolve),
         _ => None,
     }
@@ -35,14 +35,30 @@ fn kept(table: &Table) -> (u64, u64) {
 }
 
 #[test]
+fn a_node_that_asks_joins_no_question_to_a_node() {
+    let table = Table::new(ROOMY);
+    let now = Instant::now();
+    let ask = |asks_node: Option<&dyn Fn() -> bool>| table.find_or_resolve(0, b"k", false, asks_node, now);
+    let Lookup::Lead(first) = ask(Some(&|| true)) else { panic!("nobody has asked") };
+    assert!(first.asks_node);
+    assert!(matches!(ask(Some(&|| false)), Lookup::Join(joined) if Arc::ptr_eq(&joined, &first)));
+    let Lookup::Lead(second) = ask(None) else { panic!("it would wait for a node that may wait for it") };
+    assert!(!second.asks_node);
+    assert!(matches!(ask(None), Lookup::Join(joined) if Arc::ptr_eq(&joined, &second)));
+}
+
+#[test]
 fn what_cannot_be_kept_is_remembered_for_a_while() {
     let table = Table::new(ROOMY);
     let now = Instant::now();
     let asked = resolve(&table, b"loose", now).expect("unknown");
     table.publish_uncacheable(&asked, now);
     table.settle(&asked, Resolved::Bypass);
-    assert!(matches!(table.find_or_resolve(0, b"loose", false, now), Lookup::Uncacheable));
-    assert!(matches!(table.find_or_resolve(0, b"loose", true, now + LIFE - SECOND), Lookup::Uncacheable));
+    assert!(matches!(table.find_or_resolve(0, b"loose", false, None, now), Lookup::Uncacheable));
+    assert!(matches!(
+        table.find_or_resolve(0, b"loose", true, None, now + LIFE - SECOND),
+        Lookup::Uncacheable
+    ));
     assert!(resolve(&table, b"other", now).is_some() && table.find(0, b"loose").is_none());
     let again = resolve(&table, b"loose", now + LIFE).expect("the time is over");
     // What the question finds now counts.
@@ -54,7 +70,7 @@ fn what_cannot_be_kept_is_remembered_for_a_while() {
     );
     table.publish(&again, &entry);
     table.settle(&again, Resolved::Known(entry));
-    assert!(matches!(table.find_or_resolve(0, b"loose", false, now), Lookup::Known(_)));
+    assert!(matches!(table.find_or_resolve(0, b"loose", false, None, now), Lookup::Known(_)));
     table.forget(0, b"loose");
     assert!(resolve(&table, b"loose", now).is_some(), "the record is gone with the publication");
 }
@@ -97,7 +113,7 @@ fn the_records_of_what_cannot_be_kept_are_few() {
         roomy.settle(&asked, Resolved::Bypass);
     }
     let last = format!("loose-{}", 2 * SHARDS * RECORDS_MAX - 1);
-    assert!(matches!(roomy.find_or_resolve(0, last.as_bytes(), false, now), Lookup::Uncacheable));
+    assert!(matches!(roomy.find_or_resolve(0, last.as_bytes(), false, None, now), Lookup::Uncacheable));
     assert!(roomy.status().metadata_bytes < (SHARDS * RECORDS_MAX * 200) as u64);
 }
 
