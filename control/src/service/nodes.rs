@@ -103,6 +103,8 @@ impl Service {
     ) -> Result<Option<FleetState>, ApiError> {
         let view = self.view()?;
         let held = view.get::<Node>(id.as_str())?.ok_or_else(|| unknown_node(id))?;
+        // Before the instance: an older copy of the store does not know who has been restarted since.
+        check_not_ahead(id, said.revision.max(said.epoch.0).max(said.purges_applied), view.revision()?)?;
         if held.instance != said.instance {
             return Err(ApiError::conflict(
                 "node_replaced",
@@ -110,8 +112,6 @@ impl Service {
                 "give each node an id of its own; a node that was restarted registers again",
             ));
         }
-        let revision = view.revision()?;
-        check_not_ahead(id, said.revision.max(said.epoch.0).max(said.purges_applied), revision)?;
         drop(view);
         self.hear(id, now, said.report.clone());
         let said_of_it = |node: &Node| Node {

@@ -411,6 +411,20 @@ fn an_older_store_is_noticed_and_can_be_gone_on_from() {
     assert_eq!(state.placement.supersedes(Epoch(700)), Ok(()));
 }
 
+/// A node that was restarted since the copy is told that the store is older, not that somebody else has its id: the first
+/// has a remedy, and after that it may register again.
+#[test]
+fn an_older_store_is_noticed_by_a_node_that_was_restarted_since() {
+    let (_room, bed) = bed();
+    let held = bed.register("node-a", &json!({})).expect("registered");
+    let ahead = Heartbeat { revision: 700, instance: "node-a-start-2".into(), ..heartbeat("node-a", &held) };
+    assert_eq!(bed.try_beat("node-a", &ahead).expect_err("older").problem.code, "control_is_older");
+    bed.service.advance(700).expect("advanced");
+    assert_eq!(bed.try_beat("node-a", &ahead).expect_err("unheard").problem.code, "node_replaced");
+    bed.register("node-a", &json!({"instance": "node-a-start-2"})).expect("registered");
+    bed.try_beat("node-a", &ahead).expect("heard");
+}
+
 #[test]
 fn a_drained_node_owns_nothing_and_gets_the_same_back() {
     let (_room, bed) = bed();

@@ -139,6 +139,8 @@ impl Agent {
         let instance = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
         let mut errands = Errands::default();
         let mut is_registered = false;
+        // Since the last good answer the control plane's store was seen to be an older copy.
+        let mut was_older = false;
         let mut pause = PAUSE_MIN;
         loop {
             let asked = Instant::now();
@@ -160,6 +162,7 @@ impl Agent {
                         Ok(()) => self.note_contact(&house, asked),
                         Err(older) => self.note_problem(&house, ControlOutcome::Older, &older),
                     }
+                    was_older = taken.is_err();
                     pause = if taken.is_ok() { PAUSE_MIN } else { PAUSE_MAX };
                     if taken.is_ok() {
                         continue;
@@ -168,6 +171,10 @@ impl Agent {
                 Err(failure) => {
                     // Whoever removed this node may want it back under other terms: it introduces itself again.
                     is_registered &= failure.code() != "unknown_node";
+                    // A copy of the store that was brought forward knows this process only if it is older than the
+                    // copy. At any other time the word means what it says, and two processes must not take turns.
+                    is_registered &= !(was_older && failure.code() == "node_replaced");
+                    was_older |= failure.code() == "control_is_older";
                     self.note_problem(&house, outcome_of(&failure), &failure);
                 }
             }
