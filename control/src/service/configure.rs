@@ -126,7 +126,15 @@ impl Service {
     ) -> Result<AccessKeyInfo, ApiError> {
         check_note(&body.note)?;
         let key = AccessKey { access_key, secret: body.secret, note: body.note, added: clock() };
-        self.edit(|edit| put(edit, &key))?;
+        let key = self.edit(|edit| {
+            // When it was put is no news.
+            let held = edit.change.get::<AccessKey>(key.access_key.as_str())?;
+            if let Some(held) = held.filter(|held| held.secret == key.secret && held.note == key.note) {
+                return Ok(held);
+            }
+            put(edit, &key)?;
+            Ok(key)
+        })?;
         Ok(key.into())
     }
 

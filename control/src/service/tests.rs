@@ -460,3 +460,19 @@ fn tokens_are_known_by_hash_and_the_last_admin_stays() {
     service.revoke_token(&reader.info.id).expect("revoked");
     assert_eq!(service.role_of(&reader.token), None);
 }
+
+#[test]
+fn the_same_key_put_again_is_no_news() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let bed = Bed::open(&folder.path().join("store"));
+    let put = |secret: &str, note: &str| {
+        let body = words(json!({"secret": secret, "note": note}));
+        bed.service.put_key("AKONE".parse().expect("a name"), body).expect("put");
+        bed.service.view().expect("view").revision().expect("revision")
+    };
+    let first = put("a-secret-of-it", "team a");
+    assert_eq!(put("a-secret-of-it", "team a"), first);
+    let renamed = put("a-secret-of-it", "team b");
+    let replaced = put("another-secret", "team b");
+    assert!(first < renamed && renamed < replaced);
+}
