@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use crate::arena::{LeaseMut, Purpose};
 use crate::engine::task;
 use crate::metrics::{self, Counter};
-use crate::origin::{Answer, Ask, AskRange, Body, OriginError};
+use crate::origin::{Answer, Ask, AskRange, Body, Origin, OriginError};
 use crate::peer::{self, Got, Reach};
 use crate::range::ByteRange;
 use crate::serve::Worker;
@@ -95,6 +95,7 @@ impl Claim {
             interest: run,
             reach,
             is_of_peer: false,
+            origin: worker.origin(entry.key.accelerator),
         };
         task::spawn(run.bring(begun));
         interest
@@ -155,6 +156,8 @@ struct Run {
     reach: Reach,
     /// Whether the bytes that come now are another node's: they are kept in memory only.
     is_of_peer: bool,
+    /// `None` if the accelerator was removed and nobody reads from it any more.
+    origin: Option<Rc<Origin>>,
 }
 
 impl Run {
@@ -247,11 +250,10 @@ impl Run {
             if_none_match: None,
         };
         let (key, worker) = (&self.entry.key, &self.worker);
-        let (accelerator, origin) = (worker.accelerator(key.accelerator), worker.origin(key.accelerator));
-        // Its accelerator was removed, and with it every reader that has not begun.
-        let Some(origin) = origin else { return Err(Stop::Failed(FillFailure::Gone)) };
+        let accelerator = worker.accelerator(key.accelerator);
+        let Some(origin) = &self.origin else { return Err(Stop::Failed(FillFailure::Gone)) };
         let got =
-            peer::get(worker, accelerator.as_deref(), &origin, &key.path, &ask, position, self.reach).await;
+            peer::get(worker, accelerator.as_deref(), origin, &key.path, &ask, position, self.reach).await;
         let Got { answer, peer } = got.map_err(Stop::from)?;
         self.is_of_peer = peer.is_some();
         match answer {

@@ -37,7 +37,7 @@ use tokio::time::Instant;
 use crate::engine::task;
 use crate::http1::RequestHead;
 use crate::metrics::{Counter, ForgetOutcome, OriginAsk, PeerOutcome};
-use crate::origin::{Answer, Ask, Forward, Origin, OriginError, OriginLimits, OriginTarget};
+use crate::origin::{Answer, Ask, Connections, Forward, Origin, OriginError, OriginLimits, OriginTarget};
 use crate::range::Grid;
 use crate::serve::Worker;
 use crate::served::Accelerator;
@@ -67,8 +67,6 @@ const LIMITS: OriginLimits = OriginLimits {
     idle: Duration::from_secs(5),
     queue: Duration::from_millis(250),
     keep_alive: Duration::from_secs(45),
-    connections_max: 16,
-    idle_max: 4,
 };
 
 /// The fleet as one of its nodes sees it.
@@ -377,10 +375,15 @@ fn path(accelerator: &str, key: &[u8]) -> Vec<u8> {
 /// A member, or a member where one accelerator is concerned.
 type About = (NodeId, Option<Box<str>>);
 
-/// One worker's connections to the other nodes, and whom it leaves alone for a while.
-#[derive(Debug, Default)]
+/// A member's address, and the connections to it unless that cannot be used.
+type Opened = (Box<str>, Option<Rc<Origin>>);
+
+/// One worker's connections to the other nodes, and whom it leaves alone for a while. It outlives a placement: who stays
+/// where it was keeps its connections.
+#[derive(Debug)]
 pub struct Peers {
-    open: RefCell<HashMap<NodeId, Option<Rc<Origin>>>>,
+    connections: Connections,
+    open: RefCell<HashMap<NodeId, Opened>>,
     /// At most one for each member, and one for each member and accelerator.
     resting: RefCell<HashMap<About, Instant>>,
     /// Until when nobody waits for a member to have been told something. Apart from those who rest: one that is slow to
@@ -389,6 +392,20 @@ pub struct Peers {
 }
 
 impl Peers {
+    /// Connections to nobody yet; some of `connections`.
+    pub fn new(connections: Connections) -> Self {
+        Self { connections, open: RefCell::default(), resting: RefCell::default(), away: RefCell::default() }
+    }
+
+    /// The fleet is now this: forgets who is no longer in it, and who did not serve an accelerator, since it may now.
+    pub fn renew(&self, cluster: Option<&Cluster>) {
+        let is_member =
+            |id: &NodeId| cluster.is_some_and(|fleet| fleet.others().any(|member| member.id == *id));
+        self.open.borrow_mut().retain(|id, _| is_member(id));
+        self.away.borrow_mut().retain(|id, _| is_member(id));
+        self.resting.borrow_mut().retain(|(id, accelerator), _| accelerator.is_none() && is_member(id));
+    }
+
     /// How to ask a member about an accelerator, unless it rests.
     fn find(&self, member: &Member, accelerator: &str, now: Instant) -> Option<Rc<Origin>> {
         let resting = self.resting.borrow();
@@ -410,18 +427,22 @@ impl Peers {
     }
 
     fn open(&self, member: &Member) -> Option<Rc<Origin>> {
+        let base = member.peer.as_deref()?;
         let mut open = self.open.borrow_mut();
-        let opened = open.entry(member.id.clone()).or_insert_with(|| {
-            let base = member.peer.as_deref()?;
-            match Origin::open_peer(base, LIMITS) {
-                Ok(peer) => Some(Rc::new(peer)),
-                Err(error) => {
-                    tracing::error!(%error, node = %member.id, base, "a node's address cannot be used: its --advertise");
-                    None
-                }
+        if let Some((held, opened)) = open.get(&member.id)
+            && **held == *base
+        {
+            return opened.clone();
+        }
+        let opened = match Origin::open_peer(base, LIMITS, &self.connections) {
+            Ok(peer) => Some(Rc::new(peer)),
+            Err(error) => {
+                tracing::error!(%error, node = %member.id, base, "a node's address cannot be used: its --advertise");
+                None
             }
-        });
-        opened.clone()
+        };
+        open.insert(member.id.clone(), (base.into(), opened.clone()));
+        opened
     }
 
     fn rest(&self, member: &Member, accelerator: Option<&str>, until: Instant) {
@@ -531,7 +552,7 @@ mod tests {
 
     #[test]
     fn a_node_that_failed_is_left_alone_for_a_moment() {
-        let peers = Peers::default();
+        let peers = Peers::new(Connections::new(4));
         let two = cluster(&[("a", None), ("b", Some("http://127.0.0.1:1"))]);
         let b = two.others().next().expect("b");
         let now = Instant::now();
@@ -541,5 +562,36 @@ mod tests {
         peers.rest(b, None, now + REST_OF_FAILED);
         assert!(peers.find(b, "other", now).is_none());
         assert!(peers.find(b, "other", now + REST_OF_FAILED).is_some());
+    }
+
+    #[test]
+    fn a_new_placement_keeps_the_connections_of_who_stays_where_it_was() {
+        let peers = Peers::new(Connections::new(4));
+        let at = |address| cluster(&[("a", None), ("b", Some(address)), ("c", Some("http://127.0.0.1:3"))]);
+        let old = at("http://127.0.0.1:1");
+        let now = Instant::now();
+        let open = |fleet: &Cluster, id: &str| {
+            let member = fleet.others().find(|member| member.id.as_str() == id).expect("a member");
+            peers.find(member, "data", now)
+        };
+        let (b, c) = (open(&old, "b").expect("b"), open(&old, "c").expect("c"));
+        let members: Vec<Member> = old.others().cloned().collect();
+        peers.rest(&members[0], Some("data"), now + REST_OF_STRANGER);
+        peers.rest(&members[1], None, now + REST_OF_FAILED);
+        assert!(open(&old, "b").is_none() && open(&old, "c").is_none());
+
+        // It may serve the accelerator now; that it did not answer a moment ago is as true as before.
+        let new = at("http://127.0.0.1:2");
+        peers.renew(Some(&new));
+        let moved = open(&new, "b").expect("asked again");
+        assert!(!Rc::ptr_eq(&b, &moved), "at its new address");
+        assert!(open(&new, "c").is_none());
+        let later = now + REST_OF_FAILED;
+        assert!(Rc::ptr_eq(&c, &peers.find(&members[1], "data", later).expect("c")), "the same connections");
+
+        peers.renew(Some(&cluster(&[("a", None), ("c", Some("http://127.0.0.1:3"))])));
+        assert_eq!(peers.open.borrow().len(), 1);
+        peers.renew(None);
+        assert!(peers.open.borrow().is_empty() && peers.resting.borrow().is_empty());
     }
 }

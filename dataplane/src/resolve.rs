@@ -173,12 +173,21 @@ fn age(entry: &ObjectEntry, freshness: Freshness, now: Instant) -> Option<Durati
     matches!(freshness, Freshness::Ttl(_)).then(|| now.saturating_duration_since(entry.validated()))
 }
 
+/// An accelerator and its origin.
+///
+/// # Errors
+/// `Removed`, `Unopened`.
+pub fn bound(worker: &Worker, accelerator: u16) -> Result<(Arc<Accelerator>, Rc<Origin>), ResolveFailure> {
+    let bound = worker.accelerator(accelerator).ok_or(ResolveFailure::Removed)?;
+    Ok((bound, worker.origin(accelerator).ok_or(ResolveFailure::Unopened)?))
+}
+
 /// Whether the origin still has this version.
 async fn ask_changed(worker: &Rc<Worker>, entry: &ObjectEntry) -> Result<bool, ResolveFailure> {
     let one = ByteRange::new(0, 1).expect("one byte");
     let range = if entry.facts.size == 0 { AskRange::Whole } else { AskRange::Bytes(one) };
     let ask = Ask { range, if_match: None, if_none_match: entry.facts.etag.clone() };
-    let Some(origin) = worker.origin(entry.key.accelerator) else { return Err(ResolveFailure::Removed) };
+    let (_, origin) = bound(worker, entry.key.accelerator)?;
     let mut repeats = 0;
     loop {
         worker.counters.bump(Counter::OriginRequests(OriginAsk::Conditional), 1);
@@ -214,9 +223,9 @@ impl Drop for Leader {
 
 async fn lead(worker: Rc<Worker>, leader: Leader, want: Want, reach: Reach) {
     let resolve = Arc::clone(&leader.0);
-    let bound = worker.accelerator(resolve.key.accelerator).zip(worker.origin(resolve.key.accelerator));
-    let Some((accelerator, origin)) = bound else {
-        return worker.node.table.settle(&resolve, Resolved::Failed(ResolveFailure::Removed));
+    let (accelerator, origin) = match bound(&worker, resolve.key.accelerator) {
+        Ok(bound) => bound,
+        Err(failure) => return worker.node.table.settle(&resolve, Resolved::Failed(failure)),
     };
     let grid = accelerator.grid;
     let mut range = first_ask(want, grid, accelerator.extent_bytes).map(|ask| within_group(&worker, ask));

@@ -65,13 +65,25 @@ pub enum AcceleratorError {
     Policy(#[from] PolicyError),
 }
 
+/// What is served after something else.
+#[derive(Debug)]
+pub struct Next {
+    /// What is served.
+    pub served: Served,
+    /// Indices that mean nothing from now on: their objects are to be forgotten once no worker serves from the old.
+    pub gone: Vec<u16>,
+    /// Those for which there was no index any more.
+    pub left_out: Vec<IndicesUsedUp>,
+}
+
 /// Every index has been used: no accelerator can be added until the node starts again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "this process has served {} accelerators, counting changed origins anew, and can number no more; restart the node",
-    INDICES_MAX
+    "accelerator `{0}` is not served: this process has numbered {most} of them, counting changed origins anew, and can \
+     number no more; restart the node",
+    most = INDICES_MAX
 )]
-pub struct IndicesUsedUp;
+pub struct IndicesUsedUp(Box<str>);
 
 const INDICES_MAX: usize = 1 << 16;
 
@@ -87,29 +99,29 @@ impl Served {
             keys: Arc::new(Keys::new(false)),
             cluster: None,
         };
-        let (served, _) =
-            nothing.next(accelerators, Arc::new(keys), None).expect("as many as there are indices");
+        let Next { served, left_out, .. } = nothing.next(accelerators, Arc::new(keys), None);
+        assert!(left_out.is_empty(), "more accelerators than indices");
         served
     }
 
-    /// What is served next, and the indices that mean nothing from then on: their objects are to be forgotten once no
-    /// worker serves from the old.
-    ///
-    /// # Errors
-    /// There are no more indices; nothing changes.
+    /// What is served next.
     pub fn next(
         &self,
         wanted: impl IntoIterator<Item = Accelerator>,
         keys: Arc<Keys>,
         cluster: Option<Arc<Cluster>>,
-    ) -> Result<(Self, Vec<u16>), IndicesUsedUp> {
+    ) -> Next {
         let mut places = vec![None; self.places.len()];
+        let mut left_out = Vec::new();
         let mut names = HashMap::default();
         for accelerator in wanted {
             let kept = self.find(&accelerator.name).filter(|(_, held)| held.has_objects_of(&accelerator));
             let index = match kept {
                 Some((index, _)) => index,
-                None if places.len() == INDICES_MAX => return Err(IndicesUsedUp),
+                None if places.len() == INDICES_MAX => {
+                    left_out.push(IndicesUsedUp(accelerator.name));
+                    continue;
+                }
                 None => {
                     places.push(None);
                     (places.len() - 1) as u16
@@ -120,7 +132,7 @@ impl Served {
         }
         let gone = self.all().map(|(index, _)| index).filter(|index| places[usize::from(*index)].is_none());
         let gone = gone.collect();
-        Ok((Self { places, names, keys, cluster }, gone))
+        Next { served: Self { places, names, keys, cluster }, gone, left_out }
     }
 
     /// The accelerator of a bucket name, and its index.
@@ -194,7 +206,7 @@ impl Accelerator {
     }
 
     /// Whether the objects of one are those of the other: the same store, cut alike.
-    fn has_objects_of(&self, other: &Self) -> bool {
+    pub fn has_objects_of(&self, other: &Self) -> bool {
         self.target == other.target && self.extent_bytes == other.extent_bytes
     }
 }
@@ -213,7 +225,10 @@ mod tests {
     }
 
     fn next(served: &Served, specs: &[&str]) -> (Served, Vec<u16>) {
-        served.next(accelerators(specs), Arc::clone(&served.keys), None).expect("indices are left")
+        let Next { served, gone, left_out } =
+            served.next(accelerators(specs), Arc::clone(&served.keys), None);
+        assert_eq!(left_out, []);
+        (served, gone)
     }
 
     fn index(served: &Served, name: &str) -> Option<u16> {
@@ -253,11 +268,15 @@ mod tests {
     }
 
     #[test]
-    fn when_indices_are_used_up_nothing_changes() {
+    fn when_indices_are_used_up_the_rest_is_served_all_the_same() {
         let mut served = Served::new(accelerators(&["one=s3://bucket"]), Keys::new(true));
         served.places.resize(INDICES_MAX, None);
-        assert!(served.next(accelerators(&["one=s3://bucket"]), Arc::clone(&served.keys), None).is_ok());
-        let refused = served.next(accelerators(&["two=s3://bucket"]), Arc::clone(&served.keys), None);
-        assert!(refused.expect_err("used up").to_string().contains("restart the node"));
+        let keys = Arc::new(Keys::new(false));
+        let both = accelerators(&["two=s3://bucket", "one=s3://bucket"]);
+        let Next { served, gone, left_out } = served.next(both, Arc::clone(&keys), None);
+        assert_eq!((index(&served, "one"), index(&served, "two"), gone), (Some(0), None, vec![]));
+        assert!(Arc::ptr_eq(&served.keys, &keys), "a revoked key is not held back");
+        let said: Vec<String> = left_out.iter().map(ToString::to_string).collect();
+        assert!(said[0].contains("`two`") && said[0].contains("restart the node"), "{said:?}");
     }
 }

@@ -442,6 +442,8 @@ pub enum ResolveFailure {
     Credentials,
     /// The accelerator is no longer served.
     Removed,
+    /// Its origin cannot be opened.
+    Unopened,
 }
 
 /// A small answer of the origin, shared by those who asked at the same time.

@@ -25,7 +25,7 @@ use forebay_dataplane::node::{Drives, Node};
 use forebay_dataplane::origin::scripted::{Fault, Faults as OriginFaults, ScriptedOrigin};
 use forebay_dataplane::origin::{Origin, OriginLimits, OriginTarget};
 use forebay_dataplane::serve::{Order, Peer, Wire, Worker};
-use forebay_dataplane::served::{Accelerator, Served};
+use forebay_dataplane::served::{Accelerator, Next, Served};
 use forebay_dataplane::tls::{Certificates, TlsFiles};
 use rustls::{AlertDescription, ClientConfig, ClientConnection, RootCertStore};
 use tokio::runtime::{Builder, LocalOptions};
@@ -65,6 +65,7 @@ fn limits(arena_bytes: usize) -> Limits {
         head_bytes_max: 16 << 10,
         headers_max: 100,
         fills_max: 32,
+        peer_connections_max: 16,
         origin_connections_max: 64,
         arena_bytes: arena_bytes as u64,
         reads_reserve_bytes: reserve,
@@ -115,7 +116,7 @@ impl World {
         let peers = Box::new([Peer { load: Arc::default(), orders: orders.clone() }]);
         let engine = Engine::Scripted(Rc::clone(&scripted));
         let double = origin.clone();
-        let open = move |_: &OriginTarget, _| Ok(Origin::scripted(double.clone(), OriginLimits::default()));
+        let open = move |_: &OriginTarget| Ok(Origin::scripted(double.clone(), OriginLimits::default()));
         let worker = Worker::start(Arc::clone(&node), engine, &open, 0, peers).expect("a worker");
         let obeying = Rc::clone(&worker);
         tokio::task::spawn_local(async move { obeying.obey(received, |_| {}, &open).await });
@@ -128,7 +129,7 @@ impl World {
         let wanted = accelerators
             .iter()
             .map(|text| Accelerator::of(&text.parse().expect("a spec")).expect("an accelerator"));
-        let (served, gone) = held.next(wanted, Arc::clone(&held.keys), None).expect("indices are left");
+        let Next { served, gone, .. } = held.next(wanted, Arc::clone(&held.keys), None);
         let served = Arc::new(served);
         self.node.serve(Arc::clone(&served));
         let (done, mut all_done) = tokio::sync::mpsc::unbounded_channel();

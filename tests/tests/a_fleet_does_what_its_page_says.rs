@@ -9,7 +9,7 @@ use std::thread;
 
 use forebay_control_api::{NodeStatus, PurgeStatus};
 use forebay_dataplane::origin::{
-    Credentials, Forward, Origin, OriginKind, OriginLimits, OriginTarget, upload,
+    Connections, Credentials, Forward, Origin, OriginKind, OriginLimits, OriginTarget, upload,
 };
 use forebay_dataplane::peer;
 use forebay_tests::fleet::{Fleet, Page, Server};
@@ -584,7 +584,12 @@ impl Client {
                     let endpoint = format!("http://{node}").parse().expect("a URL");
                     let kind =
                         OriginKind::S3 { bucket, endpoint: Some(endpoint), region: "us-east-1".into() };
-                    let origin = Origin::open(&OriginTarget { kind }, &credentials, OriginLimits::default());
+                    let origin = Origin::open(
+                        &OriginTarget { kind },
+                        &credentials,
+                        OriginLimits::default(),
+                        &Connections::new(4),
+                    );
                     let origin = origin.expect("a client");
                     let (method, body) = match put {
                         None => (::http::Method::GET, None),

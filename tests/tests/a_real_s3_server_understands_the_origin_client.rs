@@ -5,8 +5,8 @@
 
 use bytes::Bytes;
 use forebay_dataplane::origin::{
-    Answer, Ask, AskRange, Body, Credentials, Forward, Origin, OriginKind, OriginLimits, OriginTarget, Relay,
-    upload,
+    Answer, Ask, AskRange, Body, Connections, Credentials, Forward, Origin, OriginKind, OriginLimits,
+    OriginTarget, Relay, upload,
 };
 use forebay_dataplane::range::ByteRange;
 use http::{HeaderMap, HeaderName, Method};
@@ -36,8 +36,13 @@ async fn server(root: &std::path::Path) -> SocketAddr {
 fn origin(address: SocketAddr, secret: &str) -> Origin {
     let endpoint = Some(format!("http://{address}").parse().unwrap());
     let kind = OriginKind::S3 { bucket: "bucket".into(), endpoint, region: "us-east-1".into() };
-    Origin::open(&OriginTarget { kind }, &Credentials::given(ACCESS, secret), OriginLimits::default())
-        .unwrap()
+    Origin::open(
+        &OriginTarget { kind },
+        &Credentials::given(ACCESS, secret),
+        OriginLimits::default(),
+        &Connections::new(4),
+    )
+    .unwrap()
 }
 
 fn request(method: Method, path: &str, headers: &[(&'static str, &str)]) -> Forward {

@@ -16,6 +16,7 @@ use hyper::client::conn::http1;
 use serde::Serialize;
 use tokio::time::timeout;
 
+use crate::config::chain;
 use crate::origin::{DialError, Dialer};
 
 /// Name look-up, TCP and TLS together.
@@ -55,13 +56,8 @@ pub(super) enum Failure {
         why: String,
     },
     /// It says no.
-    #[error("the control plane refuses: {problem}{}", hint(problem))]
-    Refused {
-        /// The status.
-        status: StatusCode,
-        /// Its words.
-        problem: Problem,
-    },
+    #[error("the control plane refuses: {0}{hint}", hint = hint(.0))]
+    Refused(Problem),
     /// Somebody else answers.
     #[error("what answers at {url} does not speak as a control plane does ({why}); is --control right?")]
     Strange {
@@ -76,7 +72,7 @@ impl Failure {
     /// The control plane's word for it.
     pub(super) fn code(&self) -> &str {
         match self {
-            Self::Refused { problem, .. } => &problem.code,
+            Self::Refused(problem) => &problem.code,
             _ => "",
         }
     }
@@ -128,7 +124,7 @@ impl Client {
 
     fn refusal(&self, status: StatusCode, body: &[u8]) -> Failure {
         match serde_json::from_slice::<Problem>(body) {
-            Ok(problem) => Failure::Refused { status, problem },
+            Ok(problem) => Failure::Refused(problem),
             Err(_) => Failure::Strange { url: self.url.clone(), why: format!("status {status}") },
         }
     }
@@ -154,7 +150,7 @@ impl Client {
             .map_err(|error| self.unreachable(&error))?;
         let stream = self.dialer.dial(self.url.clone()).await.map_err(|error| match error {
             DialError::TimedOut => self.unreachable(&"connecting took too long"),
-            DialError::Failed(error) => self.unreachable(&in_one_line(&*error)),
+            DialError::Failed(error) => self.unreachable(&chain(&*error)),
         })?;
         let exchange = async {
             let (mut sender, connection) = http1::handshake(stream).await?;
@@ -167,8 +163,8 @@ impl Client {
         };
         match timeout(wait + ANSWER_LIMIT, exchange).await {
             Ok(Ok((status, Ok(body)))) => Ok((status, body.to_bytes())),
-            Ok(Ok((_, Err(error)))) => Err(self.unreachable(&in_one_line(&*error))),
-            Ok(Err(error)) => Err(self.unreachable(&in_one_line(&error))),
+            Ok(Ok((_, Err(error)))) => Err(self.unreachable(&chain(&*error))),
+            Ok(Err(error)) => Err(self.unreachable(&chain(&error))),
             Err(_) => Err(self.unreachable(&"it did not answer in time")),
         }
     }
@@ -190,16 +186,4 @@ fn read_token(path: &Path) -> Result<String, Failure> {
         ));
     }
     Ok(token)
-}
-
-/// An error and its causes.
-fn in_one_line(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

@@ -14,12 +14,17 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use forebay_control_api::{FleetState, NodeId};
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 const MARK: &str = "forebay-node state";
 const FORM: &str = "1";
+/// How long the agent waits for the disk.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Serialize, Deserialize)]
 struct Content {
@@ -118,6 +123,73 @@ pub(super) fn write(path: &Path, node: &NodeId, state: &FleetState) -> Result<()
     put(path, head.as_bytes(), &body).map_err(|source| KeptError::File { path: path.to_owned(), source })
 }
 
+/// The newest state on its way to its place. A disk may hang, and nobody waits for it longer than a moment: what was
+/// taken is in force, and is offered to the disk again until it is kept.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    path: PathBuf,
+    node: NodeId,
+    kept: Option<Stamp>,
+    writing: Option<(Stamp, JoinHandle<Result<(), KeptError>>)>,
+    /// Why the newest is not kept; empty if it is.
+    trouble: String,
+}
+
+/// Revision, and last purge: states that share them are the same to begin with.
+type Stamp = (u64, u64);
+
+fn stamp(state: &FleetState) -> Stamp {
+    (state.revision, state.purges_through)
+}
+
+impl Keeper {
+    /// `kept` is what [`read`] has found.
+    pub(super) fn new(path: &Path, node: &NodeId, kept: Option<&FleetState>) -> Self {
+        let kept = kept.map(stamp);
+        Self { path: path.to_owned(), node: node.clone(), kept, writing: None, trouble: String::new() }
+    }
+
+    /// Why the newest state is not kept; empty if it is.
+    pub(super) fn trouble(&self) -> &str {
+        &self.trouble
+    }
+
+    /// Has this state kept, unless it is, or the disk is still busy with the one before.
+    pub(super) async fn keep(&mut self, state: &FleetState) {
+        while self.kept != Some(stamp(state)) {
+            let (stamp, writing) = self.writing.get_or_insert_with(|| {
+                let (path, node, kept) = (self.path.clone(), self.node.clone(), state.clone());
+                (stamp(state), tokio::task::spawn_blocking(move || write(&path, &node, &kept)))
+            });
+            let stamp = *stamp;
+            let why = match timeout(PATIENCE, writing).await {
+                Ok(Ok(Ok(()))) => {
+                    self.writing = None;
+                    self.kept = Some(stamp);
+                    self.trouble.clear();
+                    continue;
+                }
+                Ok(Ok(Err(error))) => {
+                    self.writing = None;
+                    format!("{:#}", anyhow::Error::from(error))
+                }
+                Ok(Err(error)) => {
+                    self.writing = None;
+                    format!("the kept state {}: {error}", self.path.display())
+                }
+                Err(_) => format!("the kept state {}: the disk does not answer", self.path.display()),
+            };
+            let trouble =
+                format!("{why}; the node goes on and tries again, and a restart begins with an older state");
+            if self.trouble != trouble {
+                tracing::error!("{trouble}");
+                self.trouble = trouble;
+            }
+            return;
+        }
+    }
+}
+
 fn put(path: &Path, head: &[u8], body: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let beside = path.with_extension("new");
@@ -139,14 +211,14 @@ fn sum(body: &[u8]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use forebay_control_api::{Placement, Span};
 
     use super::*;
 
-    fn state(revision: u64) -> FleetState {
+    pub(in crate::agent) fn state(revision: u64) -> FleetState {
         FleetState {
             revision,
             accelerators: Vec::new(),
@@ -212,5 +284,43 @@ mod tests {
         fs::write(&path, format!("{MARK} 2 0\n{{}}")).expect("written");
         assert!(matches!(read(&path, &id("a")), Err(KeptError::Newer(_))));
         assert!(matches!(read(room.path(), &id("a")), Err(KeptError::File { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_state_that_could_not_be_kept_is_offered_to_the_disk_again() {
+        let room = tempfile::tempdir().expect("a folder");
+        let folder = room.path().join("later");
+        let path = folder.join("a.state");
+        let mut keeper = Keeper::new(&path, &id("a"), None);
+        keeper.keep(&state(7)).await;
+        assert!(keeper.trouble().contains("a.state") && keeper.trouble().contains("tries again"));
+        fs::create_dir(&folder).expect("a folder");
+        keeper.keep(&state(7)).await;
+        assert_eq!(keeper.trouble(), "");
+        assert_eq!(read(&path, &id("a")).expect("read"), Some(state(7)));
+        // Whoever begins with it does not write it again.
+        fs::remove_file(&path).expect("gone");
+        Keeper::new(&path, &id("a"), Some(&state(7))).keep(&state(7)).await;
+        assert!(!path.exists());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_disk_that_hangs_holds_nobody_up_and_has_the_newest_in_the_end() {
+        let room = tempfile::tempdir().expect("a folder");
+        let path = room.path().join("a.state");
+        let mut keeper = Keeper::new(&path, &id("a"), None);
+        let (release, hung) = tokio::sync::oneshot::channel::<()>();
+        let hanging = tokio::spawn(async {
+            hung.await.expect("released");
+            Ok(())
+        });
+        keeper.writing = Some((stamp(&state(7)), hanging));
+        keeper.keep(&state(8)).await;
+        assert!(keeper.trouble().contains("does not answer") && !path.exists());
+        release.send(()).expect("it waits");
+        while keeper.kept != Some(stamp(&state(8))) {
+            keeper.keep(&state(8)).await;
+        }
+        assert_eq!(read(&path, &id("a")).expect("read"), Some(state(8)));
     }
 }

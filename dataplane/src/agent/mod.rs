@@ -4,7 +4,7 @@
 //!   kept state ──► what is served            (at start; the control plane may be away)
 //!   register ──► heartbeats, each held back until there is news ──► state
 //!                                                                     │
-//!      refused if older ◄── kept on disk ◄── purges ◄── served anew ◄── prewarms
+//!      kept on disk ◄── prewarms ◄── served anew ◄── purges ◄── refused if older
 //! ```
 //!
 //! The node asks, and nobody asks it. It runs on the house thread and is on the way of no request: while the control
@@ -30,17 +30,18 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::auth::Keys;
-use crate::config::{ClientKey, Config, ControlConfig};
+use crate::config::{ClientKey, Config, ControlConfig, chain};
 use crate::metrics::{ControlOutcome, Counter};
 use crate::node::{Drives, Node};
-use crate::origin::{Credentials, Origin, OriginLimits};
+use crate::origin::{Connections, Credentials, Origin, OriginLimits};
 use crate::peer::Cluster;
-use crate::serve::{Order, Peer};
-use crate::served::{Accelerator, Served};
+use crate::serve::{Order, Peer, Unopened};
+use crate::served::{Accelerator, IndicesUsedUp, Next, Served};
 
 use client::{Client, Failure};
 use errands::Errands;
 pub use errands::Job;
+use kept::Keeper;
 pub use kept::KeptError;
 pub use standing::Standing;
 
@@ -58,8 +59,9 @@ pub struct Agent {
     standing: Arc<Standing>,
     /// The state in force; its purges and prewarms have been taken.
     held: Option<FleetState>,
-    /// What of it could not be done; empty if all was.
-    trouble: String,
+    keeper: Keeper,
+    /// Whether a worker serves less than it should.
+    is_short: bool,
 }
 
 /// What the command line and the file say: it stands beside what the control plane says.
@@ -104,7 +106,8 @@ impl Agent {
             keys: config.keys.clone(),
             anonymous: config.anonymous,
         };
-        Ok(Self { said: said.clone(), base, standing, held, trouble: String::new() })
+        let keeper = Keeper::new(&said.state, &said.node, held.as_ref());
+        Ok(Self { said: said.clone(), base, standing, held, keeper, is_short: false })
     }
 
     /// How it stands, for the side door.
@@ -113,16 +116,14 @@ impl Agent {
     }
 
     /// What the node begins with: the kept state, if there is one, beside what the command line says.
-    ///
-    /// # Errors
-    /// The command line's part cannot be served.
-    pub fn served(&self, configured: Served) -> anyhow::Result<Served> {
-        let Some(held) = &self.held else { return Ok(configured) };
-        let wanted = self.base.wanted(held, &Credentials::anonymous());
+    pub fn served(&self, configured: Served) -> Served {
+        let Some(held) = &self.held else { return configured };
+        let mut wanted = self.base.wanted(held, &configured, &Credentials::anonymous());
+        let Next { served, left_out, .. } =
+            configured.next(wanted.accelerators, Arc::new(wanted.keys), self.cluster_of(held));
+        wanted.refused.extend(left_out.iter().map(ToString::to_string));
         self.standing.facts().refused = wanted.refused;
-        let (served, _) =
-            configured.next(wanted.accelerators, Arc::new(wanted.keys), self.cluster_of(held))?;
-        Ok(served)
+        served
     }
 
     /// Lets a node that has cached nothing yet begin with the kept state, if there is one.
@@ -154,9 +155,11 @@ impl Agent {
             match answer {
                 Ok(state) => {
                     is_registered = true;
-                    let taken = match state {
-                        Some(state) => self.take(&house, &mut errands, state).await,
-                        None => Ok(()),
+                    let taken = if let Some(state) = state {
+                        self.take(&house, &mut errands, state).await
+                    } else {
+                        self.take_again(&house).await;
+                        Ok(())
                     };
                     match taken {
                         Ok(()) => self.note_contact(&house, asked),
@@ -176,6 +179,7 @@ impl Agent {
                     is_registered &= !(was_older && failure.code() == "node_replaced");
                     was_older |= failure.code() == "control_is_older";
                     self.note_problem(&house, outcome_of(&failure), &failure);
+                    self.take_again(&house).await;
                 }
             }
             tokio::time::sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
@@ -236,44 +240,66 @@ impl Agent {
         }
     }
 
-    /// Takes a whole state, unless it is older than the one held.
+    /// Takes a whole state, unless it is older than the one held. Its purges come first: nothing that they wait for may
+    /// keep old bytes in the cache.
     async fn take(&mut self, house: &House, errands: &mut Errands, state: FleetState) -> Result<(), Older> {
         check_age(&state, self.held.as_ref())?;
-        let mut trouble = String::new();
-        if self.held.as_ref().is_none_or(|held| !is_same_to_keep(held, &state)) {
-            let (path, node, kept) = (self.said.state.clone(), self.said.node.clone(), state.clone());
-            let written = tokio::task::spawn_blocking(move || kept::write(&path, &node, &kept)).await;
-            if let Ok(Err(error)) = written {
-                trouble = format!(
-                    "{:#}; the node goes on, and a restart begins with an older state",
-                    anyhow::Error::from(error)
-                );
-                tracing::error!("{trouble}");
-            }
-        }
         let applied = self.held.as_ref().map(|held| held.purges_through);
         house.node.begin_revision(state.revision);
         purge(house, applied, &state);
-        let wanted = self.base.wanted(&state, &house.credentials);
-        publish(house, wanted.accelerators, wanted.keys, self.cluster_of(&state), &mut trouble).await;
+        self.serve(house, &state).await;
         house.node.end_revision(state.revision);
         house.node.fence_after(Some(state.fence_after.duration()));
         errands.take(&house.node, &house.workers, &state.prewarms);
+        self.note_taken(&state);
+        let held = self.held.insert(FleetState { purges: Vec::new(), prewarms: Vec::new(), ..state });
+        self.keeper.keep(held).await;
+        Ok(())
+    }
+
+    /// Tries again what of the state in force could not be done: what keeps an origin from being opened, or a file from
+    /// being written, may pass.
+    async fn take_again(&mut self, house: &House) {
+        let Some(held) = self.held.take() else { return };
+        let is_refused = !self.standing.facts().refused.is_empty();
+        if is_refused || self.is_short {
+            self.serve(house, &held).await;
+        }
+        self.keeper.keep(&held).await;
+        self.held = Some(held);
+    }
+
+    /// Serves what a state wants, as far as it can be, and says what cannot.
+    async fn serve(&mut self, house: &House, state: &FleetState) {
+        let Wanted { accelerators, keys, mut refused } =
+            self.base.wanted(state, &house.node.served(), &house.credentials);
+        let Published { left_out, unopened } =
+            publish(house, accelerators, keys, self.cluster_of(state), self.is_short).await;
+        self.is_short = !unopened.is_empty();
+        refused.extend(left_out.iter().map(ToString::to_string));
+        for Unopened { accelerator, error } in unopened {
+            let said =
+                format!("accelerator `{accelerator}`: a worker cannot open its origin: {}", chain(&error));
+            // All workers may say the same.
+            if !refused.contains(&said) {
+                refused.push(said);
+            }
+        }
+        let mut facts = self.standing.facts();
+        for refused in refused.iter().filter(|refused| !facts.refused.contains(refused)) {
+            tracing::error!("{refused}");
+        }
+        facts.refused = refused;
+    }
+
+    fn note_taken(&self, state: &FleetState) {
         let mut facts = self.standing.facts();
         if facts.revision != state.revision {
             tracing::info!(revision = state.revision, epoch = %state.placement.epoch, "state taken");
         }
-        for refused in wanted.refused.iter().filter(|refused| !facts.refused.contains(refused)) {
-            tracing::error!("{refused}");
-        }
         facts.revision = state.revision;
         facts.epoch = state.placement.epoch;
         facts.purges_applied = state.purges_through;
-        facts.refused = wanted.refused;
-        drop(facts);
-        self.trouble = trouble;
-        self.held = Some(FleetState { purges: Vec::new(), prewarms: Vec::new(), ..state });
-        Ok(())
     }
 
     fn note_contact(&self, house: &House, asked: Instant) {
@@ -281,11 +307,12 @@ impl Agent {
         // What was missed since the question was put is not in the answer.
         house.node.heard(asked);
         let mut facts = self.standing.facts();
-        if facts.contact.is_none() || facts.problem != self.trouble {
+        let trouble = self.keeper.trouble();
+        if facts.contact.is_none() || facts.problem != trouble {
             tracing::info!(url = %self.said.url, "in contact with the control plane");
         }
         facts.contact = Some(Instant::now());
-        facts.problem.clone_from(&self.trouble);
+        trouble.clone_into(&mut facts.problem);
     }
 
     /// Says it once for as long as it is the same.
@@ -322,16 +349,11 @@ fn check_age(state: &FleetState, held: Option<&FleetState>) -> Result<(), Older>
     Ok(())
 }
 
-/// Whether a restart would begin alike with either.
-fn is_same_to_keep(held: &FleetState, state: &FleetState) -> bool {
-    held.revision == state.revision && held.purges_through == state.purges_through
-}
-
 fn outcome_of(failure: &Failure) -> ControlOutcome {
     match failure {
         Failure::Unreachable { .. } => ControlOutcome::Unreachable,
-        Failure::Refused { problem, .. } if problem.code == "control_is_older" => ControlOutcome::Older,
-        Failure::Refused { .. } | Failure::Token { .. } => ControlOutcome::Refused,
+        Failure::Refused(problem) if problem.code == "control_is_older" => ControlOutcome::Older,
+        Failure::Refused(_) | Failure::Token { .. } => ControlOutcome::Refused,
         Failure::Strange { .. } => ControlOutcome::Strange,
     }
 }
@@ -390,8 +412,8 @@ struct Wanted {
 
 impl Base {
     /// What the command line says, and beside it what the control plane says; where both say a name, the command line's
-    /// holds and the other is refused.
-    fn wanted(&self, state: &FleetState, credentials: &Credentials) -> Wanted {
+    /// holds and the other is refused. What is served already need not be tried.
+    fn wanted(&self, state: &FleetState, served: &Served, credentials: &Credentials) -> Wanted {
         let mut refused = Vec::new();
         let mut accelerators: Vec<Accelerator> = Vec::new();
         for spec in &self.accelerators {
@@ -410,8 +432,12 @@ impl Base {
             let policy = policy.and_then(|name| state.policies.iter().find(|policy| policy.name == *name));
             let made = offered.spec(policy).map_err(anyhow::Error::from).and_then(|spec| {
                 let accelerator = Accelerator::of(&spec)?;
-                // Connects to nothing; finds what no origin could be opened with.
-                Origin::open(&accelerator.target, credentials, OriginLimits::default())?;
+                let held = served.find(name.as_str());
+                if !held.is_some_and(|(_, held)| held.has_objects_of(&accelerator)) {
+                    // Connects to nothing; finds what no origin could be opened with.
+                    let (limits, one) = (OriginLimits::default(), Connections::new(1));
+                    Origin::open(&accelerator.target, credentials, limits, &one)?;
+                }
                 Ok(accelerator)
             });
             match made {
@@ -446,27 +472,28 @@ impl Base {
     }
 }
 
+/// What is not served of what was published.
+#[derive(Default)]
+struct Published {
+    left_out: Vec<IndicesUsedUp>,
+    unopened: Vec<Unopened>,
+}
+
 /// Gives all workers what is served from now on, and forgets what is served no more once none of them serves it.
+/// `is_short`: also if it is the same as before.
 async fn publish(
     house: &House,
     accelerators: Vec<Accelerator>,
     keys: Keys,
     cluster: Option<Arc<Cluster>>,
-    trouble: &mut String,
-) {
+    is_short: bool,
+) -> Published {
     let held = house.node.served();
     // The same keys are the same memory: what workers have derived from them stays good.
     let keys = if *held.keys == keys { Arc::clone(&held.keys) } else { Arc::new(keys) };
-    let (served, gone) = match held.next(accelerators, keys, cluster) {
-        Ok(next) => next,
-        Err(error) => {
-            *trouble = error.to_string();
-            tracing::error!("{trouble}");
-            return;
-        }
-    };
-    if served == *held {
-        return;
+    let Next { served, gone, left_out } = held.next(accelerators, keys, cluster);
+    if served == *held && !is_short {
+        return Published { left_out, ..Published::default() };
     }
     let served = Arc::new(served);
     house.node.serve(Arc::clone(&served));
@@ -476,34 +503,30 @@ async fn publish(
         let _ = worker.orders.send(Order::Serve(Arc::clone(&served), done.clone()));
     }
     drop(done);
-    while all_done.recv().await.is_some() {}
+    let mut unopened = Vec::new();
+    while let Some(one) = all_done.recv().await {
+        unopened.push(one);
+    }
     for index in gone {
         house.node.table.forget_all(index);
     }
+    Published { left_out, unopened }
 }
 
 #[cfg(test)]
 mod tests {
-    use forebay_control_api::{AccessKey, Epoch, Placement, Span};
+    use forebay_control_api::{AccessKey, Epoch, Placement};
 
     use super::*;
 
     fn state(revision: u64, epoch: u64) -> FleetState {
-        FleetState {
-            revision,
-            accelerators: Vec::new(),
-            policies: Vec::new(),
-            keys: Vec::new(),
-            cluster_token: Some("0123456789abcdef".parse().expect("a token")),
-            placement: Placement { epoch: Epoch(epoch), ..Placement::default() },
-            purges: Vec::new(),
-            purges_after: 0,
-            purges_through: revision,
-            prewarms: Vec::new(),
-            draining: false,
-            fence_after: Span::from_secs(30),
-            wait_max: Span::from_secs(10),
-        }
+        let placement = Placement { epoch: Epoch(epoch), ..Placement::default() };
+        FleetState { placement, ..kept::tests::state(revision) }
+    }
+
+    /// What a base wants beside a node that serves nothing yet.
+    fn wanted_of(state: &FleetState) -> Wanted {
+        base().wanted(state, &Served::new([], Keys::new(false)), &Credentials::anonymous())
     }
 
     #[test]
@@ -550,7 +573,7 @@ mod tests {
             serde_json::from_str(r#"{"name":"p","rules":[{"match":"**","extent":"64KiB"}]}"#).expect("one"),
         ];
         state.keys = vec![key("AKMINE", "another-secret"), key("AKTHEIRS", "their-secret")];
-        let wanted = base().wanted(&state, &Credentials::anonymous());
+        let wanted = wanted_of(&state);
         let names: Vec<_> = wanted.accelerators.iter().map(|it| (&*it.name, it.extent_bytes)).collect();
         assert_eq!(names, [("mine", 1 << 20), ("theirs", 64 << 10)]);
         assert_eq!(wanted.keys.access_keys().collect::<Vec<_>>(), ["AKMINE", "AKTHEIRS"]);
@@ -565,7 +588,7 @@ mod tests {
         // The same key from both sides is no quarrel.
         state.accelerators.clear();
         state.keys = vec![key("AKMINE", "my-own-secret")];
-        assert!(base().wanted(&state, &Credentials::anonymous()).refused.is_empty());
+        assert!(wanted_of(&state).refused.is_empty());
     }
 
     #[test]
@@ -575,7 +598,7 @@ mod tests {
             offered(r#"{"name":"odd","origin":"s3://bucket","endpoint":"http://u:p@host"}"#),
             offered(r#"{"name":"good","origin":"http://host/tree"}"#),
         ];
-        let wanted = base().wanted(&state, &Credentials::anonymous());
+        let wanted = wanted_of(&state);
         assert_eq!(wanted.accelerators.len(), 2);
         assert!(wanted.refused[0].contains("`odd`"), "{:?}", wanted.refused);
     }

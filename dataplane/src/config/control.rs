@@ -115,6 +115,18 @@ pub(super) fn control_of(
     }))
 }
 
+/// Whether there is a folder for the state, as seen from here.
+pub(super) fn check_folder(control: &ControlConfig) -> Result<(), ConfigError> {
+    let folder = control.state.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match folder {
+        Some(folder) if !folder.is_dir() => Err(bad(
+            "state-dir",
+            format!("{} is no folder; make it, readable by this node's user alone", folder.display()),
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Scheme and host, perhaps a port.
 fn plain_url(setting: &'static str, text: &str) -> Result<String, ConfigError> {
     let url = text.parse::<Uri>().ok().filter(|url| {
@@ -172,6 +184,18 @@ mod tests {
         assert_eq!((control.state, control.weight), ("/cache/forebay-a.state".into(), 13));
         let error = of(&[drive("/dev/nvme0n1")]).expect_err("nowhere").to_string();
         assert!(error.contains("--state-dir"), "{error}");
+    }
+
+    #[test]
+    fn a_state_needs_a_folder() {
+        let room = tempfile::tempdir().expect("a folder");
+        let at = |folder: PathBuf| {
+            let said = Settings { state_dir: Some(folder), ..settings() };
+            check_folder(&control(&said).expect("good").expect("there"))
+        };
+        assert!(at(room.path().into()).is_ok() && at(PathBuf::new()).is_ok());
+        let error = at(room.path().join("missing")).expect_err("missing").to_string();
+        assert!(error.contains("state-dir") && error.contains("missing is no folder; make it"), "{error}");
     }
 
     #[test]

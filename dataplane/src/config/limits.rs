@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use forebay_control_api::ByteSize;
+use forebay_control_api::{AcceleratorSpec, ByteSize};
 
 use super::{Config, ConfigError};
 use crate::arena;
@@ -22,8 +22,10 @@ pub struct Limits {
     pub headers_max: u32,
     /// Downloads of one extent under way at once.
     pub fills_max: u32,
-    /// Connections to all origins together.
+    /// Connections to all origins together; each worker may have its share of them.
     pub origin_connections_max: u32,
+    /// Connections to other nodes of the fleet, likewise; 0 without a control plane.
+    pub peer_connections_max: u32,
     /// The arena: `memory` rounded down to whole pages of 2 MiB; the three reserves below are parts of it.
     pub arena_bytes: u64,
     /// Buffers for reads that feed a socket.
@@ -89,13 +91,10 @@ impl Limits {
     /// Too little memory or too few file descriptors, with the sum.
     pub fn derive(config: &Config) -> Result<Self, ConfigError> {
         let workers = config.cores.workers.len();
-        let extent = config
-            .accelerators
-            .iter()
-            // An extent of more than a page is kept in pages.
-            .map(|spec| spec.extent_bytes().min(PAGE_BYTES))
-            .max()
-            .unwrap_or(PAGE_BYTES);
+        let extents = config.accelerators.iter().map(AcceleratorSpec::extent_bytes);
+        // A control plane may name any. An extent of more than a page is kept in pages.
+        let any = (config.control.is_some() || config.accelerators.is_empty()).then_some(PAGE_BYTES);
+        let extent = extents.chain(any).max().unwrap_or(PAGE_BYTES).min(PAGE_BYTES);
 
         // Memory. A page holds buffers of one size only, so each reserve is whole pages.
         let arena_bytes = floor_to_page(config.memory.bytes());
@@ -123,18 +122,22 @@ impl Limits {
             + workers as u64
                 * (16 + (config.listen.len() + config.listen_tls.len() + config.listen_quic.len()) as u64)
             + 8 * drives;
-        let origin_connections_max = config
-            .origin_connections
-            .unwrap_or_else(|| fills_max.saturating_add(8 * workers as u32).clamp(32, 512));
-        let left = config.descriptors_max.saturating_sub(own + u64::from(origin_connections_max));
+        // One for each worker at least.
+        let for_fills = |fills: u32| fills.saturating_add(8 * workers as u32).clamp(32, 512);
+        let origin_connections_max =
+            config.origin_connections.unwrap_or_else(|| for_fills(fills_max)).max(workers as u32);
+        let peer_connections_max =
+            if config.control.is_some() { for_fills(fills_max / 2).max(workers as u32) } else { 0 };
+        let outward = u64::from(origin_connections_max) + u64::from(peer_connections_max);
+        let left = config.descriptors_max.saturating_sub(own + outward);
         let connections_max = config.connections.unwrap_or_else(|| {
             CONNECTIONS_DEFAULT.min(u32::try_from(left).unwrap_or(u32::MAX)).max(CONNECTIONS_MIN)
         });
         if u64::from(connections_max) > left {
             return Err(ConfigError::Descriptors {
                 connections: connections_max,
-                origin_connections: origin_connections_max,
-                needed: own + u64::from(origin_connections_max) + u64::from(connections_max),
+                outward,
+                needed: own + outward + u64::from(connections_max),
                 has: config.descriptors_max,
             });
         }
@@ -150,6 +153,7 @@ impl Limits {
             headers_max: 100,
             fills_max,
             origin_connections_max,
+            peer_connections_max,
             arena_bytes,
             reads_reserve_bytes: reserve,
             fills_reserve_bytes: reserve,

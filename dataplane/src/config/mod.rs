@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use forebay_control_api::{AcceleratorSpec, ByteSize, Span};
 
+pub(crate) use cli::chain;
 pub use cli::{Cli, Command, DrivePath, FormatArgs, Settings};
 pub use control::ControlConfig;
 pub use file::FileError;
@@ -207,6 +208,7 @@ impl Config {
 
         let memory = settings.memory.unwrap_or(MEMORY_DEFAULT);
         let control = control::control_of(&about_control, &drives, memory, host.name.as_deref())?;
+        control.as_ref().map(control::check_folder).transpose()?;
         if settings.keys.is_empty() && !settings.anonymous && control.is_none() {
             warnings.push(format!("{NOBODY_MAY_READ} {HOW_TO_LET_IN}"));
         }
@@ -382,14 +384,14 @@ pub enum ConfigError {
     },
     /// Too few file descriptors.
     #[error(
-        "connections: {connections} need {needed} file descriptors with {origin_connections} origin connections, \
+        "connections: {connections} need {needed} file descriptors with {outward} to origins and other nodes, \
          and the hard limit of this process is {has}; raise it (ulimit -Hn, LimitNOFILE=) or lower connections"
     )]
     Descriptors {
         /// Client connections.
         connections: u32,
-        /// Connections to origins.
-        origin_connections: u32,
+        /// Connections to origins and to other nodes.
+        outward: u64,
         /// Descriptors for all.
         needed: u64,
         /// The hard limit.

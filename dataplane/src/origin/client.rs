@@ -12,7 +12,7 @@ use super::credentials::{CA_BUNDLE, CredentialSource, Credentials, signing_faile
 use super::dial::Dialer;
 use super::endpoint::Endpoint;
 use super::error::{OriginError, Stage};
-use super::pool::{Lent, Pool};
+use super::pool::{Connections, Lent, Pool};
 use super::{Answer, Ask, AskRange, Forward, OriginKind, OriginLimits, OriginTarget, Relay, answered};
 use http::header::{
     ACCEPT_ENCODING, AGE, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, EXPECT, HOST,
@@ -53,15 +53,16 @@ impl Client {
         target: &OriginTarget,
         credentials: &Credentials,
         limits: OriginLimits,
+        connections: &Connections,
         environment: &dyn Env,
     ) -> Result<Self, OriginError> {
         let endpoint = Endpoint::of(target)?;
         let dialer = Dialer::new(limits.connect, environment.var(CA_BUNDLE).map(Into::into));
         if endpoint.is_tls() {
-            dialer.tls().map_err(|error| OriginError::Target { reason: error.to_string() })?;
+            dialer.prepare_tls().map_err(|error| OriginError::Target { reason: error.to_string() })?;
         }
         let host: Rc<str> = endpoint.host().into();
-        let pool = Pool::new(dialer, endpoint.dial_uri(), Rc::clone(&host), limits);
+        let pool = Pool::new(dialer, endpoint.dial_uri(), Rc::clone(&host), limits, connections);
         let (is_s3, signer, source) = match &target.kind {
             OriginKind::S3 { region, .. } => (true, credentials.signer(region), credentials.source()),
             OriginKind::Http { .. } => (false, None, CredentialSource::Anonymous),
@@ -164,7 +165,7 @@ impl Client {
     }
 
     pub(super) fn connections(&self) -> (usize, usize) {
-        (self.pool.lent_count(), self.pool.idle_count())
+        self.pool.connections()
     }
 
     fn body(&self, incoming: Incoming, lent: Lent, upload: Option<Arc<UploadState>>) -> Body {

@@ -2,7 +2,8 @@
 //!
 //! Hyper's connector does the look-up and races IPv4 and IPv6; `TCP_NODELAY` is set because requests are small and
 //! whole. Trust roots are those of the system, or of `AWS_CA_BUNDLE` *instead* of them, as the AWS tools read it. They are
-//! loaded at the first TLS connection, so that a node with a plain-HTTP origin needs none.
+//! loaded once for the process, by whoever needs them first, so that a node with a plain-HTTP origin needs none and no
+//! worker reads files while it serves.
 #![forbid(unsafe_code)]
 
 use super::error::BoxError;
@@ -13,10 +14,11 @@ use hyper_util::rt::TokioIo;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -29,11 +31,10 @@ const _: fn() = || {
     is_usable::<Stream>();
 };
 
-/// Connects. Cheap to clone; clones share their trust roots.
+/// Connects. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Dialer {
     http: HttpConnector,
-    tls: Arc<OnceLock<Arc<ClientConfig>>>,
     ca_bundle: Option<PathBuf>,
     limit: Duration,
 }
@@ -51,7 +52,7 @@ impl Dialer {
         http.enforce_http(false);
         http.set_nodelay(true);
         http.set_connect_timeout(Some(limit));
-        Self { http, tls: Arc::default(), ca_bundle, limit }
+        Self { http, ca_bundle, limit }
     }
 
     /// Connects to the scheme, host and port of `uri`.
@@ -64,7 +65,7 @@ impl Dialer {
 
     async fn connect(&self, uri: http::Uri) -> Result<Stream, BoxError> {
         if uri.scheme() == Some(&http::uri::Scheme::HTTPS) {
-            let mut connector = HttpsConnector::from((self.http.clone(), self.tls()?));
+            let mut connector = HttpsConnector::from((self.http.clone(), tls(self.ca_bundle.as_deref())?));
             poll_fn(|cx| connector.poll_ready(cx)).await?;
             connector.call(uri).await
         } else {
@@ -74,24 +75,37 @@ impl Dialer {
         }
     }
 
+    /// Reads the trust roots, unless this process has.
+    ///
     /// # Errors
-    /// When the trust roots cannot be read; the sentence names the file or the variable.
-    pub(super) fn tls(&self) -> io::Result<Arc<ClientConfig>> {
-        if let Some(config) = self.tls.get() {
-            return Ok(Arc::clone(config));
-        }
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(io::Error::other)?;
-        let builder = match &self.ca_bundle {
-            Some(bundle) => builder.with_root_certificates(roots_of(bundle)?),
-            None => builder.with_native_roots()?,
-        };
-        let mut config = builder.with_no_client_auth();
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Arc::clone(self.tls.get_or_init(|| Arc::new(config))))
+    /// When they cannot be read; the sentence names the file or the variable. The next call tries again.
+    pub(super) fn prepare_tls(&self) -> io::Result<()> {
+        tls(self.ca_bundle.as_deref()).map(drop)
     }
+}
+
+/// How this process speaks TLS, by the bundle that it trusts.
+static SPEAKERS: Mutex<BTreeMap<Option<PathBuf>, Arc<ClientConfig>>> = Mutex::new(BTreeMap::new());
+
+fn tls(ca_bundle: Option<&Path>) -> io::Result<Arc<ClientConfig>> {
+    let mut speakers = SPEAKERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let ca_bundle = ca_bundle.map(Path::to_owned);
+    if let Some(config) = speakers.get(&ca_bundle) {
+        return Ok(Arc::clone(config));
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?;
+    let builder = match &ca_bundle {
+        Some(bundle) => builder.with_root_certificates(roots_of(bundle)?),
+        None => builder.with_native_roots()?,
+    };
+    let mut config = builder.with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let config = Arc::new(config);
+    speakers.insert(ca_bundle, Arc::clone(&config));
+    Ok(config)
 }
 
 fn roots_of(bundle: &Path) -> io::Result<RootCertStore> {
@@ -118,12 +132,24 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("roots.pem");
         let tried = |path: &Path| {
-            Dialer::new(Duration::from_secs(1), Some(path.to_owned())).tls().unwrap_err().to_string()
+            Dialer::new(Duration::from_secs(1), Some(path.to_owned())).prepare_tls().unwrap_err().to_string()
         };
         assert!(tried(&file).contains("AWS_CA_BUNDLE") && tried(&file).contains("roots.pem"));
         std::fs::write(&file, "no certificate here").unwrap();
         assert!(tried(&file).contains("no certificate in it"));
         std::fs::write(&file, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
         assert!(tried(&file).contains("roots.pem"));
+    }
+
+    #[test]
+    fn trust_roots_are_read_once_for_the_process_and_again_after_a_failure() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("roots.pem");
+        assert!(tls(Some(&file)).is_err());
+        let own = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        std::fs::write(&file, own.cert.pem()).unwrap();
+        let first = tls(Some(&file)).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        assert!(Arc::ptr_eq(&first, &tls(Some(&file)).unwrap()));
     }
 }

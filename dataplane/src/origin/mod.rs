@@ -30,6 +30,7 @@ pub use body::{Body, Upload, UploadClosed, Uploader, upload};
 pub use credentials::{CredentialSource, Credentials};
 pub(crate) use endpoint::encoded;
 pub use error::{OriginError, Stage};
+pub use pool::Connections;
 
 use crate::object::ObjectFacts;
 use crate::range::ByteRange;
@@ -95,7 +96,7 @@ impl fmt::Display for OriginKind {
     }
 }
 
-/// Bounds on what one worker may do to one origin.
+/// How long one worker waits for one origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OriginLimits {
     /// Name look-up, TCP and TLS together.
@@ -108,10 +109,6 @@ pub struct OriginLimits {
     pub queue: Duration,
     /// How long an idle connection is kept for the next request.
     pub keep_alive: Duration,
-    /// Open connections, idle ones included. At least 1.
-    pub connections_max: u32,
-    /// Idle connections kept.
-    pub idle_max: u32,
 }
 
 impl Default for OriginLimits {
@@ -123,8 +120,6 @@ impl Default for OriginLimits {
             queue: Duration::from_secs(10),
             // Below the minute after which most servers hang up first.
             keep_alive: Duration::from_secs(45),
-            connections_max: 64,
-            idle_max: 32,
         }
     }
 }
@@ -224,7 +219,8 @@ pub struct Forward {
 }
 
 impl Origin {
-    /// Prepares an origin; connects to nothing yet. `credentials` are not used for plain HTTP.
+    /// Prepares an origin; connects to nothing yet. `credentials` are not used for plain HTTP. Its connections are some of
+    /// `connections`.
     ///
     /// # Errors
     /// `Target`, when the address cannot be used or the trust roots for HTTPS cannot be read.
@@ -232,8 +228,10 @@ impl Origin {
         target: &OriginTarget,
         credentials: &Credentials,
         limits: OriginLimits,
+        connections: &Connections,
     ) -> Result<Self, OriginError> {
-        let client = Client::open(target, credentials, limits, &credentials::ProcessEnvironment)?;
+        let client =
+            Client::open(target, credentials, limits, connections, &credentials::ProcessEnvironment)?;
         Ok(Self { inner: Inner::Live(Box::new(client)) })
     }
 
@@ -260,9 +258,14 @@ impl Origin {
     ///
     /// # Errors
     /// As for [`Origin::open`].
-    pub fn open_peer(base: &str, limits: OriginLimits) -> Result<Self, OriginError> {
+    pub fn open_peer(
+        base: &str,
+        limits: OriginLimits,
+        connections: &Connections,
+    ) -> Result<Self, OriginError> {
         let base = base.parse().map_err(|_| OriginError::Target { reason: format!("`{base}` is no URL") })?;
-        Self::open(&OriginTarget { kind: OriginKind::Http { base } }, &Credentials::anonymous(), limits)
+        let target = OriginTarget { kind: OriginKind::Http { base } };
+        Self::open(&target, &Credentials::anonymous(), limits, connections)
     }
 
     /// As [`Origin::get`], with headers of ours, from another node; with the age that it says its belief has.
@@ -323,7 +326,7 @@ impl Origin {
         }
     }
 
-    /// Open connections: in use, and idle.
+    /// Its open connections: in use, and idle.
     pub fn connections(&self) -> (usize, usize) {
         match &self.inner {
             Inner::Live(client) => client.connections(),

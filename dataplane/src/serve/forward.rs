@@ -10,7 +10,7 @@ use super::Worker;
 use super::body::RequestBody;
 use super::connection::Ended;
 use super::reply::Reply;
-use super::request::{Changes, ForwardTarget, ReadTarget, relayed, removed};
+use super::request::{Changes, ForwardTarget, ReadTarget, failed, relayed};
 use crate::dialect::changes::{BODY_BYTES_MAX, keys_to_delete};
 use crate::engine::task;
 use crate::http1::{BodyLength, Method, RequestHead};
@@ -18,6 +18,7 @@ use crate::metrics::{Counter, OriginAsk};
 use crate::node::Node;
 use crate::origin::{Forward, OriginError, OriginTarget, Uploader, upload};
 use crate::peer::{self, Changed, Forget, OURS};
+use crate::resolve;
 
 /// A read that is not answered from here.
 pub(super) fn of_read(head: &RequestHead, target: &ReadTarget) -> ForwardTarget {
@@ -36,8 +37,10 @@ pub(super) async fn forward(
     body: &mut impl RequestBody,
     request_id: &str,
 ) -> Result<Reply, Ended> {
-    let bound = worker.accelerator(target.accelerator).zip(worker.origin(target.accelerator));
-    let Some((accelerator, origin)) = bound else { return Ok(removed(head, request_id)) };
+    let (accelerator, origin) = match resolve::bound(worker, target.accelerator) {
+        Ok(bound) => bound,
+        Err(failure) => return Ok(failed(failure, head, request_id)),
+    };
     let mut expects_continue = head.expect_continue && !body.is_finished();
     let held_deletion = if matches!(target.changes, Changes::Listed) { worker.hold_deletion() } else { None };
     // What has been received of the body before it is clear what it changes.

@@ -20,4 +20,4 @@ mod worker;
 
 pub use self::link::Wire;
 pub use self::run::run;
-pub use self::worker::{Here, OpenOrigin, Order, Peer, Worker};
+pub use self::worker::{Here, OpenOrigin, Order, Peer, Unopened, Worker};

@@ -246,7 +246,7 @@ enum Read {
 async fn read(worker: &Rc<Worker>, head: &RequestHead, target: &ReadTarget, request_id: &str) -> Read {
     let now = Instant::now();
     let Some(decision) = worker.decide(target.accelerator, &target.key, now) else {
-        return Read::Reply(removed(head, request_id));
+        return Read::Reply(failed(ResolveFailure::Removed, head, request_id));
     };
     if !decision.cache {
         return Read::Bypass;
@@ -286,11 +286,7 @@ async fn read(worker: &Rc<Worker>, head: &RequestHead, target: &ReadTarget, requ
                 reply.cache = Some(CacheOutcome::Bypass);
                 return Read::Reply(reply);
             }
-            Found::Failed(ResolveFailure::Removed) => return Read::Reply(removed(head, request_id)),
-            Found::Failed(failure) => {
-                let (status, code, message) = gateway(failure);
-                return refuse(status, code, message);
-            }
+            Found::Failed(failure) => return Read::Reply(failed(failure, head, request_id)),
         };
         match about_version(worker, head, entry, asked, (is_head, target.reach), age).await {
             Ok(mut reply) => {
@@ -370,15 +366,22 @@ async fn about_version(
     Ok(finish(reply))
 }
 
-/// The answer to a request whose accelerator was removed while it was under way.
-pub(super) fn removed(head: &RequestHead, request_id: &str) -> Reply {
-    let message = "the accelerator was removed from this node while the request was under way";
-    Reply::error(404, "NoSuchBucket", message, head.path(), request_id)
+/// The answer where nobody knows what the origin has.
+pub(super) fn failed(failure: ResolveFailure, head: &RequestHead, request_id: &str) -> Reply {
+    let (status, code, message) = gateway(failure);
+    Reply::error(status, code, message, head.path(), request_id)
 }
 
 fn gateway(failure: ResolveFailure) -> (u16, &'static str, &'static str) {
     match failure {
-        ResolveFailure::Removed => (404, "NoSuchBucket", "the accelerator was removed from this node"),
+        ResolveFailure::Removed => (
+            404,
+            "NoSuchBucket",
+            "the accelerator was removed from this node while the request was under way",
+        ),
+        ResolveFailure::Unopened => {
+            (502, "BadGateway", "the origin cannot be opened by this node, which tries again; see its log")
+        }
         ResolveFailure::Unreachable => (502, "BadGateway", "the origin could not be reached, or broke off"),
         ResolveFailure::TimedOut => (504, "GatewayTimeout", "the origin did not answer in time"),
         ResolveFailure::Invalid => {

@@ -31,7 +31,7 @@ use crate::engine::portable::{Portable, READS_MAX};
 use crate::engine::{Engine, probe, task, uring};
 use crate::metrics::{Counter, EngineKind, Gauge, Metrics, Reload};
 use crate::node::{Drives, Node};
-use crate::origin::{Credentials, Origin, OriginLimits, OriginTarget};
+use crate::origin::{Connections, Credentials, Origin, OriginLimits, OriginTarget};
 use crate::served::{Accelerator, Served};
 use crate::store::{DriveSpec, Store, StoreOptions, WriterEngine};
 use crate::tls::Certificates;
@@ -81,7 +81,7 @@ pub fn run(config: &Config) -> Result<()> {
         arena,
         drives.clone().map_or(Drives::None, Drives::Store),
         match &agent {
-            Some(agent) => agent.served(configured)?,
+            Some(agent) => agent.served(configured),
             None => configured,
         },
         limits,
@@ -152,11 +152,15 @@ pub fn run(config: &Config) -> Result<()> {
     // Only now: threads inherit where they are pinned and how nice they are.
     config.cores.settle_house_thread();
     let runtime = house_runtime()?;
-    // Before anybody hears that the node is there: a signal to end that found no ear would end it in the middle of
-    // what it sends.
-    let ends = {
+    // Before anybody hears that the node is there: a signal that found no ear would end it in the middle of what it
+    // sends.
+    let signals = {
         let _entered = runtime.enter();
-        [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?]
+        Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: certificates.is_some().then(|| signal(SignalKind::hangup())).transpose()?,
+        }
     };
     let door = admin.spawn(door, &config.cores)?;
     println!("{}", config::banner(&shown, certificates.as_deref()));
@@ -170,10 +174,12 @@ pub fn run(config: &Config) -> Result<()> {
             }
         };
         tokio::select! {
-            kept = keep_house(config, &node, &peers, drained, certificates.as_deref(), ends) => kept,
+            kept = keep_house(config, &node, &peers, drained, certificates.as_deref(), signals) => kept,
             never = speaking => never,
         }
-    })?;
+    });
+    // A disk that hangs keeps nobody from ending.
+    runtime.shutdown_background();
     door.stop();
     if let Some(store) = drives {
         store.close();
@@ -448,11 +454,15 @@ impl Setup {
             EngineKind::Uring => Engine::Uring(uring::Ring::start().context("starting a ring")?),
             _ => Engine::Portable(Portable),
         };
-        let (node, workers) = (Arc::clone(&self.node), self.peers.len());
-        let credentials = self.credentials;
-        let open = move |target: &OriginTarget, count: usize| {
-            Origin::open(target, &credentials, origin_limits(&node.limits, workers * count))
+        let limits = &self.node.limits;
+        let connections = Connections::new(limits.origin_connections_max as usize / self.peers.len());
+        let patience = OriginLimits {
+            first_byte: limits.request_deadline,
+            idle: limits.request_deadline,
+            ..OriginLimits::default()
         };
+        let credentials = self.credentials;
+        let open = move |target: &OriginTarget| Origin::open(target, &credentials, patience, &connections);
         let arena = self.node.arena;
         let worker = Worker::start(self.node, engine.clone(), &open, self.index, self.peers)?;
         if self.index == 0 {
@@ -494,18 +504,6 @@ impl Setup {
         let _ = report.send(Ok(()));
         worker.obey(orders, register, &open).await;
         pending().await
-    }
-}
-
-/// Each worker has a pool of its own for each accelerator; together they stay within the node's limit.
-fn origin_limits(limits: &Limits, pools: usize) -> OriginLimits {
-    let connections = (limits.origin_connections_max / pools as u32).max(1);
-    OriginLimits {
-        first_byte: limits.request_deadline,
-        idle: limits.request_deadline,
-        connections_max: connections,
-        idle_max: connections,
-        ..OriginLimits::default()
     }
 }
 
@@ -577,11 +575,17 @@ fn house_runtime() -> Result<tokio::runtime::Runtime> {
     Builder::new_current_thread().enable_all().build().context("starting the house runtime")
 }
 
-/// Reads the certificate again whenever the operator says so (SIGHUP). Without a door that shows one it leaves the
-/// signal alone. Does not end but by a failure to listen for it.
-async fn reload_at_hangup(node: &Node, certificates: Option<&Certificates>) -> Result<()> {
-    let Some(certificates) = certificates else { return pending().await };
-    let mut hangup = signal(SignalKind::hangup())?;
+/// What the operator says by signals.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    /// Without a door that shows a certificate the node leaves it alone.
+    hangup: Option<Signal>,
+}
+
+/// Reads the certificate again whenever the operator says so (SIGHUP). Does not end.
+async fn reload_at_hangup(node: &Node, certificates: Option<&Certificates>, hangup: Option<Signal>) -> ! {
+    let Some((certificates, mut hangup)) = certificates.zip(hangup) else { return pending().await };
     while hangup.recv().await.is_some() {
         let outcome = match certificates.reload() {
             Ok(true) => {
@@ -613,13 +617,13 @@ async fn keep_house(
     peers: &[Peer],
     mut drain: mpsc::UnboundedReceiver<()>,
     certificates: Option<&Certificates>,
-    [mut terminate, mut interrupt]: [Signal; 2],
-) -> Result<()> {
+    Signals { mut terminate, mut interrupt, hangup }: Signals,
+) {
     let why = tokio::select! {
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
         _ = drain.recv() => "an order at the admin door",
-        failed = reload_at_hangup(node, certificates) => return failed,
+        never = reload_at_hangup(node, certificates, hangup) => never,
     };
     tracing::info!(why, connections = node.connections(), "draining");
     node.set_draining();
@@ -634,5 +638,4 @@ async fn keep_house(
     if node.connections() > 0 {
         tracing::warn!(connections = node.connections(), "drain ended by its deadline");
     }
-    Ok(())
 }

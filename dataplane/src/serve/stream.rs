@@ -17,6 +17,7 @@ use crate::engine::{Slice, task};
 use crate::fill::{Claim, Interest, RUN_BYTES_MAX, Right};
 use crate::http1::CacheOutcome;
 use crate::metrics::{Counter, Where};
+use crate::origin::Origin;
 use crate::peer::{self, Reach};
 use crate::range::{BLOCK_BYTES, ByteRange, Piece};
 use crate::store::Slot;
@@ -53,12 +54,15 @@ pub(crate) struct ObjectStream {
     ahead: Option<Interest>,
     lost: u32,
     reach: Reach,
+    /// Keeps it: should the accelerator be removed meanwhile, what is under way needs it to its end.
+    _origin: Option<Rc<Origin>>,
 }
 
 impl ObjectStream {
     pub(crate) fn new(worker: &Rc<Worker>, entry: Arc<ObjectEntry>, range: ByteRange, reach: Reach) -> Self {
-        let worker = Rc::clone(worker);
-        Self { worker, entry, range, cursor: range.start(), interest: None, ahead: None, lost: 0, reach }
+        let (worker, origin) = (Rc::clone(worker), worker.origin(entry.key.accelerator));
+        let cursor = range.start();
+        Self { worker, entry, range, cursor, interest: None, ahead: None, lost: 0, reach, _origin: origin }
     }
 
     /// Where the bytes of the range are now, as the client is told.

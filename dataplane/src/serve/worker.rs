@@ -8,7 +8,7 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
@@ -21,12 +21,13 @@ use super::link::{Spares, Wire};
 use super::stream::RAM_SAMPLE;
 use super::{connection, prewarm};
 use crate::agent::Job;
+use crate::auth::Keys;
 use crate::engine::uring::Registered;
 use crate::engine::{Engine, SendWatch, Socket, task};
 use crate::http1::{DateText, date_text};
 use crate::metrics::{CloseReason, Counter, Door, Gauge, Limit, WorkerCounters};
 use crate::node::Node;
-use crate::origin::{Origin, OriginError, OriginTarget};
+use crate::origin::{Connections, Origin, OriginError, OriginTarget};
 use crate::peer::Peers;
 use crate::policy::Decision;
 use crate::served::{Accelerator, Served};
@@ -49,12 +50,21 @@ pub enum Order {
     Connection(OwnedFd, Wire),
     /// The arena has grown, or much of it is new: this can be registered.
     Register(Registered),
-    /// Serve this from now on; drop the sender when it is so.
-    Serve(Arc<Served>, mpsc::UnboundedSender<()>),
+    /// Serve this from now on; say what of it cannot be, and drop the sender when it is so.
+    Serve(Arc<Served>, mpsc::UnboundedSender<Unopened>),
     /// Read a prefix ahead of its readers.
     Prewarm(Arc<Job>),
     /// Finish what there is.
     Drain,
+}
+
+/// An accelerator that a worker cannot serve, because it cannot open its origin.
+#[derive(Debug)]
+pub struct Unopened {
+    /// Its name.
+    pub accelerator: Box<str>,
+    /// Why not.
+    pub error: OriginError,
 }
 
 /// A worker as the others see it.
@@ -71,9 +81,38 @@ pub struct Peer {
 pub struct Here {
     served: Arc<Served>,
     /// By index of the accelerator.
-    origins: Vec<Option<Rc<Origin>>>,
+    origins: Vec<Place>,
     /// The other nodes of the fleet.
-    pub(crate) peers: Peers,
+    pub(crate) peers: Rc<Peers>,
+}
+
+/// The origin of an index.
+#[derive(Clone, Debug)]
+enum Place {
+    /// It could not be opened, or nothing is left of it.
+    None,
+    /// An accelerator's.
+    Open(Rc<Origin>),
+    /// Its accelerator was removed: it is there for as long as what was under way needs it.
+    Leaving(Weak<Origin>),
+}
+
+impl Place {
+    fn origin(&self) -> Option<Rc<Origin>> {
+        match self {
+            Self::None => None,
+            Self::Open(origin) => Some(Rc::clone(origin)),
+            Self::Leaving(origin) => origin.upgrade(),
+        }
+    }
+
+    fn leaving(&self) -> Self {
+        match self {
+            Self::Open(origin) => Self::Leaving(Rc::downgrade(origin)),
+            Self::Leaving(origin) if origin.strong_count() > 0 => self.clone(),
+            Self::None | Self::Leaving(_) => Self::None,
+        }
+    }
 }
 
 impl std::ops::Deref for Here {
@@ -84,8 +123,8 @@ impl std::ops::Deref for Here {
     }
 }
 
-/// How a worker prepares an origin that is one of so many.
-pub type OpenOrigin = dyn Fn(&OriginTarget, usize) -> Result<Origin, OriginError>;
+/// How a worker prepares an origin.
+pub type OpenOrigin = dyn Fn(&OriginTarget) -> Result<Origin, OriginError>;
 
 /// One worker.
 #[derive(Debug)]
@@ -129,7 +168,16 @@ impl Worker {
         index: usize,
         peers: Box<[Peer]>,
     ) -> Result<Rc<Self>, OriginError> {
-        let here = Here::of(node.served(), None, open)?;
+        let share = node.limits.peer_connections_max as usize / peers.len().max(1);
+        let nothing = Here {
+            served: Arc::new(Served::new([], Keys::new(false))),
+            origins: Vec::new(),
+            peers: Rc::new(Peers::new(Connections::new(share))),
+        };
+        let (here, unopened) = nothing.next(node.served(), open);
+        if let Some(Unopened { error, .. }) = unopened.into_iter().next() {
+            return Err(error);
+        }
         let wall = SystemTime::now();
         let worker = Rc::new(Self {
             counters: node.metrics.writer(),
@@ -172,19 +220,16 @@ impl Worker {
         self.here.borrow().at(index).cloned()
     }
 
-    /// The origin of an accelerator; also of one that was removed, for what is under way.
+    /// The origin of an accelerator; also of one that was removed, for as long as somebody holds it.
     pub fn origin(&self, accelerator: u16) -> Option<Rc<Origin>> {
-        self.here.borrow().origins.get(usize::from(accelerator))?.clone()
+        self.here.borrow().origins.get(usize::from(accelerator))?.origin()
     }
 
     /// Serves this from now on. What is under way ends as it began, and origins that stay keep their connections.
-    fn serve_anew(&self, served: Arc<Served>, open: &OpenOrigin) {
-        let held = self.served();
-        match Here::of(served, Some(&held), open) {
-            Ok(here) => *self.here.borrow_mut() = Rc::new(here),
-            // Whoever sends the order has tried to open each origin.
-            Err(error) => tracing::error!(%error, "a worker serves on what it did"),
-        }
+    fn serve_anew(&self, served: Arc<Served>, open: &OpenOrigin) -> Vec<Unopened> {
+        let (here, unopened) = self.served().next(served, open);
+        *self.here.borrow_mut() = Rc::new(here);
+        unopened
     }
 
     /// Accepts for ever; `wire` is what the listener's connections speak.
@@ -292,8 +337,10 @@ impl Worker {
                 Order::Connection(fd, wire) => self.take(fd, wire),
                 Order::Register(registered) => register(&registered),
                 Order::Serve(served, done) => {
-                    self.serve_anew(served, open);
-                    drop(done);
+                    for unopened in self.serve_anew(served, open) {
+                        // Whoever gave the order may have gone meanwhile.
+                        let _ = done.send(unopened);
+                    }
                 }
                 Order::Prewarm(job) => {
                     task::spawn(prewarm::prewarm(Rc::clone(&self), job));
@@ -424,22 +471,27 @@ impl Worker {
 }
 
 impl Here {
-    /// Opens what `held` does not have open. When the number of accelerators changes so does each one's share of
-    /// connections, and all are opened anew.
-    fn of(served: Arc<Served>, held: Option<&Self>, open: &OpenOrigin) -> Result<Self, OriginError> {
-        // Bodies that are under way when an accelerator goes need its origin to their end; nobody else finds it.
-        let mut origins = held.map_or_else(Vec::new, |held| held.origins.clone());
-        let held = held.filter(|held| held.served.count() == served.count());
+    /// What is served after it: opens what is not open, and says what cannot be. The rest is served all the same, so that
+    /// one origin keeps no key or placement of the others back.
+    fn next(&self, served: Arc<Served>, open: &OpenOrigin) -> (Self, Vec<Unopened>) {
+        let mut origins: Vec<Place> = self.origins.iter().map(Place::leaving).collect();
+        let mut unopened = Vec::new();
         for (index, accelerator) in served.all() {
             let index = usize::from(index);
-            origins.resize_with(origins.len().max(index + 1), || None);
-            let kept = held.and_then(|held| held.origins.get(index)?.clone());
-            origins[index] = Some(match kept {
-                Some(kept) => kept,
-                None => Rc::new(open(&accelerator.target, served.count())?),
-            });
+            origins.resize(origins.len().max(index + 1), Place::None);
+            origins[index] = match self.origins.get(index) {
+                Some(Place::Open(origin)) => Place::Open(Rc::clone(origin)),
+                _ => match open(&accelerator.target) {
+                    Ok(origin) => Place::Open(Rc::new(origin)),
+                    Err(error) => {
+                        unopened.push(Unopened { accelerator: accelerator.name.clone(), error });
+                        Place::None
+                    }
+                },
+            };
         }
-        Ok(Self { served, origins, peers: Peers::default() })
+        self.peers.renew(served.cluster.as_deref());
+        (Self { served, origins, peers: Rc::clone(&self.peers) }, unopened)
     }
 }
 
@@ -461,7 +513,7 @@ impl Drop for Open<'_> {
     }
 }
 
-async fn sweep(worker: std::rc::Weak<Worker>) {
+async fn sweep(worker: Weak<Worker>) {
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -534,5 +586,82 @@ struct Waiting<'a>(&'a Cell<usize>);
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::origin::OriginLimits;
+    use crate::origin::scripted::ScriptedOrigin;
+    use crate::served::Next;
+
+    fn served(held: &Served, specs: &[&str], keys: Keys) -> Arc<Served> {
+        let wanted =
+            specs.iter().map(|text| Accelerator::of(&text.parse().expect("a spec")).expect("an accelerator"));
+        let Next { served, .. } = held.next(wanted, Arc::new(keys), None);
+        Arc::new(served)
+    }
+
+    fn nothing() -> Here {
+        Here {
+            served: Arc::new(Served::new([], Keys::new(false))),
+            origins: Vec::new(),
+            peers: Rc::new(Peers::new(Connections::new(1))),
+        }
+    }
+
+    fn scripted() -> Origin {
+        Origin::scripted(ScriptedOrigin::new(1), OriginLimits::default())
+    }
+
+    fn origin(here: &Here, name: &str) -> Option<Rc<Origin>> {
+        here.origins[usize::from(here.find(name).expect("served").0)].origin()
+    }
+
+    #[test]
+    fn one_origin_that_cannot_be_opened_keeps_nothing_else_back() {
+        let opened = Rc::new(Cell::new(0));
+        let is_ill = Rc::new(Cell::new(true));
+        let (count, ill) = (Rc::clone(&opened), Rc::clone(&is_ill));
+        let open = move |target: &OriginTarget| {
+            if ill.get() && target.kind.to_string().contains("bad") {
+                return Err(OriginError::Target { reason: "no roots".into() });
+            }
+            count.set(count.get() + 1);
+            Ok(scripted())
+        };
+        let mut keys = Keys::new(false);
+        keys.add("AKGOOD", "a-secret-of-it").expect("a key");
+        let wanted = served(&nothing(), &["good=s3://good", "bad=s3://bad"], keys);
+        let (here, unopened) = nothing().next(Arc::clone(&wanted), &open);
+        assert_eq!(unopened.iter().map(|one| &*one.accelerator).collect::<Vec<_>>(), ["bad"]);
+        assert!(Arc::ptr_eq(&here.keys, &wanted.keys));
+        let good = origin(&here, "good").expect("opened");
+        assert!(origin(&here, "bad").is_none());
+
+        // What is open is not opened again, whatever comes beside it.
+        is_ill.set(false);
+        let wanted = served(&here, &["good=s3://good", "bad=s3://bad", "new=s3://new"], Keys::new(true));
+        let (here, unopened) = here.next(wanted, &open);
+        assert!(unopened.is_empty() && origin(&here, "bad").is_some());
+        assert!(Rc::ptr_eq(&good, &origin(&here, "good").expect("opened")));
+        assert_eq!(opened.get(), 3);
+    }
+
+    #[test]
+    fn the_origin_of_a_removed_accelerator_goes_with_the_last_who_reads_from_it() {
+        let open = |_: &OriginTarget| Ok(scripted());
+        let both = served(&nothing(), &["a-data=s3://a-data", "b-data=s3://b-data"], Keys::new(true));
+        let (here, _) = nothing().next(both, &open);
+        let reading = origin(&here, "a-data").expect("opened");
+        let one = served(&here, &["b-data=s3://b-data"], Keys::new(true));
+        let (here, _) = here.next(one, &open);
+        assert!(here.origins[0].origin().is_some_and(|origin| Rc::ptr_eq(&origin, &reading)));
+        let again = served(&here, &["b-data=s3://b-data", "c-data=s3://c-data"], Keys::new(true));
+        let (here, _) = here.next(again, &open);
+        assert!(here.origins[0].origin().is_some());
+        drop(reading);
+        assert!(here.origins[0].origin().is_none());
     }
 }

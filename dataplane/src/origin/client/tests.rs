@@ -59,7 +59,7 @@ fn patient() -> OriginLimits {
 }
 
 fn open(kind: OriginKind, credentials: &Credentials, limits: OriginLimits) -> Origin {
-    Origin::open(&OriginTarget { kind }, credentials, limits).unwrap()
+    Origin::open(&OriginTarget { kind }, credentials, limits, &Connections::new(64)).unwrap()
 }
 
 fn http(address: SocketAddr, limits: OriginLimits) -> Origin {
@@ -264,11 +264,49 @@ async fn silence_has_a_limit_at_every_stage() {
         assert_eq!(stage_of(origin.get(b"silent", &range(0, 4)).await.unwrap_err()), Stage::FirstByte);
         let origin = http(address, OriginLimits { idle: soon, ..patient() });
         assert_eq!(stage_of(got(&origin, &range(0, 4)).await.unwrap_err()), Stage::Body);
-        let origin = http(address, OriginLimits { queue: soon, connections_max: 1, ..patient() });
+        let one = Connections::new(1);
+        let kind = OriginKind::Http { base: format!("http://{address}/").parse().unwrap() };
+        let limits = OriginLimits { queue: soon, ..patient() };
+        let origin = Origin::open(&OriginTarget { kind }, &Credentials::anonymous(), limits, &one).unwrap();
         let held = origin.get(b"k", &range(0, 4)).await.unwrap();
         assert_eq!(stage_of(origin.get(b"k", &range(0, 4)).await.unwrap_err()), Stage::Queue);
         drop(held);
         assert!(origin.get(b"k", &range(0, 4)).await.is_ok());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_oldest_idle_connection_of_any_origin_makes_room_for_a_new_one() {
+    local(async {
+        let keeping = || {
+            server(|_, mut stream| async move {
+                while head_of(&mut stream).await.is_some() {
+                    say(&mut stream, FOUR).await;
+                }
+            })
+        };
+        let shared = Connections::new(2);
+        let open = |address: SocketAddr| {
+            let kind = OriginKind::Http { base: format!("http://{address}/").parse().unwrap() };
+            Origin::open(&OriginTarget { kind }, &Credentials::anonymous(), patient(), &shared).unwrap()
+        };
+        let (first, second, third) = (open(keeping().await), open(keeping().await), open(keeping().await));
+        for origin in [&first, &second] {
+            got(origin, &range(0, 4)).await.unwrap();
+        }
+        assert_eq!((first.connections(), second.connections()), ((0, 1), (0, 1)));
+        got(&third, &range(0, 4)).await.unwrap();
+        assert_eq!(
+            (first.connections(), second.connections(), third.connections()),
+            ((0, 0), (0, 1), (0, 1))
+        );
+        // An origin that goes takes its connections with it.
+        drop(second);
+        assert_eq!(shared.open(), (0, 1));
+        got(&third, &range(0, 4)).await.unwrap();
+        got(&first, &range(0, 4)).await.unwrap();
+        assert_eq!((first.connections(), third.connections(), shared.open()), ((0, 1), (0, 1), (0, 2)));
     })
     .await;
 }
@@ -764,7 +802,7 @@ async fn https_trusts_the_bundle_and_nobody_else() {
         let opened = |bundle: Option<&str>| {
             let envs = bundle.map(|path| (CA_BUNDLE.to_owned(), path.to_owned())).into_iter().collect();
             let environment = StaticEnv { home_dir: None, envs };
-            Client::open(&target, &Credentials::anonymous(), patient(), &environment)
+            Client::open(&target, &Credentials::anonymous(), patient(), &Connections::new(1), &environment)
         };
         let trusting = opened(Some(PEM)).unwrap();
         let Answer::Bytes { body, .. } = trusting.get(b"k", &range(0, 4)).await.unwrap() else { panic!() };

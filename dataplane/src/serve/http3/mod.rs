@@ -14,7 +14,7 @@ mod exchange;
 mod frames;
 mod ids;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod transport;
 mod windows;
 

@@ -32,12 +32,13 @@ const MIB: usize = 1 << 20;
 /// A bound, never a measure.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-fn limits() -> Limits {
+pub(in crate::serve) fn limits() -> Limits {
     Limits {
         connections_max: 100,
         head_bytes_max: 16 << 10,
         headers_max: 20,
         fills_max: 16,
+        peer_connections_max: 16,
         origin_connections_max: 16,
         arena_bytes: 64 * MIB as u64,
         reads_reserve_bytes: 16 * MIB as u64,
@@ -81,7 +82,7 @@ impl House {
         let node = Node::new(arena, Drives::None, served, limits.clone(), Metrics::new());
         let origin = ScriptedOrigin::new(1);
         let double = origin.clone();
-        let open = move |_: &OriginTarget, _| Ok(Origin::scripted(double.clone(), OriginLimits::default()));
+        let open = move |_: &OriginTarget| Ok(Origin::scripted(double.clone(), OriginLimits::default()));
         let (orders, _) = tokio::sync::mpsc::unbounded_channel();
         let peers = Box::new([Peer { load: Arc::default(), orders }]);
         let worker =
