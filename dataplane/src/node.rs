@@ -40,6 +40,8 @@ pub struct Node {
     /// Rights to download what may come from another node. Apart from `fills`, and half as many, so that what two nodes
     /// do for each other never waits for what they want of each other.
     pub peer_fills: Arc<Semaphore>,
+    /// Objects that prewarms may read at once.
+    pub prewarms: Arc<Semaphore>,
     /// When it started.
     pub started: Instant,
     /// What is served. Workers have it at hand and do not ask here.
@@ -113,6 +115,7 @@ impl Node {
         });
         let fills = Arc::new(Semaphore::new(limits.fills_max as usize));
         let peer_fills = Arc::new(Semaphore::new((limits.fills_max as usize / 2).max(1)));
+        let prewarms = Arc::new(Semaphore::new((limits.fills_max as usize / 4).max(1)));
         // Smaller pieces come in more of them; what a drive's reads hold is bounded by the largest.
         let reads = limits.reads_reserve_bytes as usize / LEASE_BYTES_MAX;
         let turns = if drives.count() > 1 { (reads / 2).max(1) } else { Semaphore::MAX_PERMITS };
@@ -125,6 +128,7 @@ impl Node {
             metrics,
             fills,
             peer_fills,
+            prewarms,
             started: Instant::now(),
             served: Mutex::new(Arc::new(served)),
             drive_turns,

@@ -8,8 +8,13 @@ use std::sync::{Mutex, PoisonError};
 
 use forebay_control_api::{PrewarmProgress, PrewarmState, PrewarmTask, Progress};
 
+use tokio::sync::watch;
+
 use crate::node::Node;
 use crate::serve::{Order, Peer};
+
+/// Longest message of a prewarm.
+const MESSAGE_BYTES_MAX: usize = 500;
 
 /// One prewarm, shared by the agent and the worker that does it.
 #[derive(Debug)]
@@ -23,13 +28,13 @@ pub struct Job {
     pub(crate) done: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) bytes: AtomicU64,
-    is_wanted: AtomicBool,
+    unwanted: watch::Sender<bool>,
     ended: Mutex<Option<PrewarmState>>,
     message: Mutex<String>,
 }
 
 impl Job {
-    fn new(accelerator: u16, prefix: &str) -> Self {
+    pub(crate) fn new(accelerator: u16, prefix: &str) -> Self {
         Self {
             accelerator,
             prefix: prefix.into(),
@@ -38,7 +43,7 @@ impl Job {
             done: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
-            is_wanted: AtomicBool::new(true),
+            unwanted: watch::Sender::new(false),
             ended: Mutex::default(),
             message: Mutex::default(),
         }
@@ -50,36 +55,45 @@ impl Job {
         job
     }
 
-    /// Whether somebody still wants it.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.is_wanted.load(Ordering::Relaxed)
+    /// Nobody wants it any more.
+    pub(crate) fn cancel(&self) {
+        self.unwanted.send_replace(true);
+    }
+
+    /// Ends when nobody wants it any more.
+    pub(crate) async fn unwanted(&self) {
+        // The sender lives as long as this.
+        let _ = self.unwanted.subscribe().wait_for(|unwanted| *unwanted).await;
     }
 
     /// What went wrong on the way; the first stands.
     pub(crate) fn note(&self, what: impl FnOnce() -> String) {
         let mut message = self.message.lock().unwrap_or_else(PoisonError::into_inner);
         if message.is_empty() {
-            *message = what();
+            *message = cut(what());
         }
     }
 
-    /// Nothing more comes.
+    /// Nothing more comes. The first end stands.
     pub(crate) fn end(&self, how: Result<(), String>) {
-        let state = match how {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if ended.is_some() {
+            return;
+        }
+        *ended = Some(match how {
             Ok(()) => PrewarmState::Done,
             Err(why) => {
-                *self.message.lock().unwrap_or_else(PoisonError::into_inner) = why;
+                *self.message.lock().unwrap_or_else(PoisonError::into_inner) = cut(why);
                 PrewarmState::Failed
             }
-        };
-        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(state);
+        });
     }
 
     fn has_ended(&self) -> bool {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    fn progress(&self, id: u64, attempt: u32) -> PrewarmProgress {
+    pub(crate) fn progress(&self, id: u64, attempt: u32) -> PrewarmProgress {
         // The end is looked at first: what is counted before it is then whole.
         let state =
             self.ended.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or(PrewarmState::Running);
@@ -100,6 +114,15 @@ impl Job {
     }
 }
 
+/// All of them go into one heartbeat.
+fn cut(mut message: String) -> String {
+    if message.len() > MESSAGE_BYTES_MAX {
+        message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+        message.push('…');
+    }
+    message
+}
+
 /// Those that the control plane names, by id and attempt.
 #[derive(Debug, Default)]
 pub(super) struct Errands {
@@ -112,7 +135,7 @@ impl Errands {
         self.jobs.retain(|(id, attempt), job| {
             let is_named = tasks.iter().any(|task| (task.id, task.attempt) == (*id, *attempt));
             if !is_named {
-                job.is_wanted.store(false, Ordering::Relaxed);
+                job.cancel();
             }
             is_named
         });
@@ -144,5 +167,30 @@ impl Errands {
     /// How all of them stand.
     pub(super) fn progress(&self) -> Vec<PrewarmProgress> {
         self.jobs.iter().map(|((id, attempt), job)| job.progress(*id, *attempt)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_of_a_prewarm_fits_into_a_heartbeat() {
+        let job = Job::new(0, "");
+        job.note(|| format!("{}: the origin failed", "ä".repeat(512)));
+        let said = job.progress(1, 1).message;
+        assert!(said.len() <= MESSAGE_BYTES_MAX + 4 && said.ends_with('…'), "{said}");
+        job.end(Err("x".repeat(MESSAGE_BYTES_MAX)));
+        assert_eq!(job.progress(1, 1).message.len(), MESSAGE_BYTES_MAX);
+    }
+
+    #[tokio::test]
+    async fn the_first_end_of_a_prewarm_stands() {
+        let job = Job::new(0, "");
+        assert_eq!(job.progress(1, 1).state, PrewarmState::Running);
+        job.end(Ok(()));
+        job.end(Err("too late".into()));
+        let progress = job.progress(1, 1);
+        assert_eq!((progress.state, progress.message.as_str()), (PrewarmState::Done, ""));
     }
 }

@@ -1,7 +1,8 @@
 //! Reading a prefix ahead of its readers: listed at the origin, filled as any reader's misses are.
 //!
 //! A prewarm is a reader without a socket: it resolves, fills and waits like the others, so that there is one way for
-//! bytes to come in. It takes a part of the rights to download and leaves the rest to clients.
+//! bytes to come in. All prewarms of a node together read half as many objects at once as there are rights to ask another
+//! node; the other half is for clients, and what a large object reads ahead takes rights only while nobody waits for one.
 #![forbid(unsafe_code)]
 
 use std::rc::Rc;
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, Method};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::Worker;
@@ -26,8 +27,8 @@ use crate::range::ByteRange;
 use crate::resolve::{self, Found, Want};
 use crate::table::{FillFailure, ObjectEntry, Whereabouts};
 
-/// Objects read at once.
-const OBJECTS_AT_ONCE: u32 = 8;
+/// Objects that one prewarm reads at once.
+const OBJECTS_AT_ONCE: usize = 8;
 /// Longest page of a listing that is read: a thousand keys of full length, escaped, and what stands beside them.
 const PAGE_BYTES_MAX: usize = 8 << 20;
 /// How often a page is asked for again when the origin fails, and the pause before the first time; it doubles.
@@ -36,17 +37,32 @@ const REPEAT_PAUSE: Duration = Duration::from_millis(200);
 /// How often an object that changes meanwhile is begun anew.
 const ROUNDS_MAX: u32 = 3;
 
-/// Does a job to its end.
+/// Does a job to its end, or until it is no longer wanted, or the node stops.
 pub(super) async fn prewarm(worker: Rc<Worker>, job: Arc<Job>) {
-    let ended = read_all(&worker, &job).await;
+    let ending = Ending(job);
+    let job = &ending.0;
+    let ended = tokio::select! {
+        ended = read_all(&worker, job) => ended,
+        () = job.unwanted() => Err("it is no longer wanted".into()),
+        () = worker.drained() => Err("the node is stopping".into()),
+    };
     if let Err(why) = &ended {
         tracing::warn!(why, "prewarm failed");
     }
     job.end(ended);
 }
 
+/// A job that ends even if its task is lost.
+struct Ending(Arc<Job>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.end(Err("it was lost by a mistake of the node; see its log".into()));
+    }
+}
+
 async fn read_all(worker: &Rc<Worker>, job: &Arc<Job>) -> Result<(), String> {
-    let at_once = (worker.node.limits.fills_max / 2).clamp(1, OBJECTS_AT_ONCE) as usize;
+    // Dropped, it ends its readers.
     let mut reading = JoinSet::new();
     let mut page = None;
     loop {
@@ -57,13 +73,16 @@ async fn read_all(worker: &Rc<Worker>, job: &Arc<Job>) -> Result<(), String> {
                 continue;
             }
             job.listed.fetch_add(1, Ordering::Relaxed);
-            while reading.len() >= at_once {
-                reading.join_next().await;
+            while reading.len() >= OBJECTS_AT_ONCE {
+                note_loss(job, reading.join_next().await);
             }
-            if !job.is_wanted() {
-                return Err("it is no longer wanted".into());
-            }
-            reading.spawn_local(task::counted(read_counted(Rc::clone(worker), Arc::clone(job), key)));
+            let turn = Arc::clone(&worker.node.prewarms).acquire_owned().await;
+            let turn = turn.expect("the semaphore is never closed");
+            let one = read_counted(Rc::clone(worker), Arc::clone(job), key);
+            reading.spawn_local(task::counted(async move {
+                one.await;
+                drop(turn);
+            }));
         }
         page = next;
         if page.is_none() {
@@ -71,8 +90,18 @@ async fn read_all(worker: &Rc<Worker>, job: &Arc<Job>) -> Result<(), String> {
         }
     }
     job.listed_all.store(true, Ordering::Relaxed);
-    while reading.join_next().await.is_some() {}
+    while let Some(ended) = reading.join_next().await {
+        note_loss(job, Some(ended));
+    }
     Ok(())
+}
+
+/// A reader that is lost has failed.
+fn note_loss(job: &Job, ended: Option<Result<(), JoinError>>) {
+    if let Some(Err(error)) = ended {
+        job.note(|| format!("an object was lost by a mistake of the node: {error}"));
+        job.failed.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 async fn read_counted(worker: Rc<Worker>, job: Arc<Job>, key: Box<[u8]>) {
@@ -162,7 +191,7 @@ async fn list(worker: &Rc<Worker>, job: &Job, page: Option<&str>) -> Result<List
             Err(Trouble::Final(why)) => return Err(why),
             Err(Trouble::Passing(why)) => why,
         };
-        if repeats == REPEATS_MAX || !job.is_wanted() {
+        if repeats == REPEATS_MAX {
             return Err(why);
         }
         tokio::time::sleep(REPEAT_PAUSE * (1 << repeats)).await;
@@ -205,4 +234,179 @@ async fn ask(worker: &Worker, accelerator: u16, query: &str) -> Result<Listing, 
     }
     parse_listing(&page)
         .ok_or_else(|| Trouble::Final("the origin's listing of the prefix cannot be read".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::fmt::Write;
+
+    use forebay_control_api::PrewarmState;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::sync::Semaphore;
+    use tokio::task::{LocalSet, spawn_local, yield_now};
+
+    use super::*;
+    use crate::arena::{Arena, ArenaOptions};
+    use crate::auth::Keys;
+    use crate::engine::Engine;
+    use crate::engine::portable::Portable;
+    use crate::metrics::Metrics;
+    use crate::node::{Drives, Node};
+    use crate::origin::{Connections, Credentials, Origin, OriginLimits, OriginTarget};
+    use crate::serve::Peer;
+    use crate::serve::http3::tests::limits;
+    use crate::served::{Accelerator, Served};
+
+    const OBJECTS: usize = 12;
+
+    /// A store that says what it has, and sends nothing of it before it is let.
+    #[derive(Clone)]
+    struct Store {
+        /// Objects that are asked for and not sent, now and at most.
+        asked: Rc<Cell<usize>>,
+        most: Rc<Cell<usize>>,
+        may_send: Arc<Semaphore>,
+    }
+
+    impl Store {
+        async fn serve(self, mut stream: TcpStream) {
+            loop {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    let Ok(byte) = stream.read_u8().await else { return };
+                    head.push(byte);
+                }
+                let head = String::from_utf8(head).expect("ASCII");
+                if let Some((_, prefix)) = head.split_once("&prefix=") {
+                    let prefix = &prefix[..1];
+                    let mut keys = String::new();
+                    for number in 0..OBJECTS {
+                        let _ = write!(keys, "<Contents><Key>{prefix}{number}</Key></Contents>");
+                    }
+                    let page = format!(
+                        "<ListBucketResult><IsTruncated>false</IsTruncated>{keys}</ListBucketResult>"
+                    );
+                    let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{page}", page.len());
+                    stream.write_all(answer.as_bytes()).await.expect("sent");
+                    continue;
+                }
+                let _asked = Asked::new(&self);
+                tokio::select! {
+                    may = self.may_send.acquire() => may.expect("open").forget(),
+                    // Whoever asked has left.
+                    _ = stream.read_u8() => return,
+                }
+                let answer = "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-3/4\r\nETag: \"e\"\r\n\
+                              Content-Length: 4\r\n\r\nabcd";
+                stream.write_all(answer.as_bytes()).await.expect("sent");
+            }
+        }
+    }
+
+    struct Asked(Rc<Cell<usize>>);
+
+    impl Asked {
+        fn new(store: &Store) -> Self {
+            store.asked.set(store.asked.get() + 1);
+            store.most.set(store.most.get().max(store.asked.get()));
+            Self(Rc::clone(&store.asked))
+        }
+    }
+
+    impl Drop for Asked {
+        fn drop(&mut self) {
+            self.0.set(self.0.get() - 1);
+        }
+    }
+
+    async fn bed() -> (Rc<Worker>, Store) {
+        let store =
+            Store { asked: Rc::default(), most: Rc::default(), may_send: Arc::new(Semaphore::new(0)) };
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let spec = format!("data=s3://bucket,endpoint=http://{}", listener.local_addr().expect("bound"));
+        let serving = store.clone();
+        spawn_local(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                spawn_local(serving.clone().serve(stream));
+            }
+        });
+        let accelerator = Accelerator::of(&spec.parse().expect("a spec")).expect("an accelerator");
+        let limits = limits();
+        let arena = Arena::build(ArenaOptions {
+            bytes: limits.arena_bytes as usize,
+            reads_bytes: limits.reads_reserve_bytes as usize,
+            fills_bytes: limits.fills_reserve_bytes as usize,
+        });
+        let served = Served::new([accelerator], Keys::new(true));
+        let node = Node::new(arena.expect("memory"), Drives::None, served, limits, Metrics::new());
+        let connections = Connections::new(64);
+        let open = move |target: &OriginTarget| {
+            Origin::open(target, &Credentials::anonymous(), OriginLimits::default(), &connections)
+        };
+        let (orders, _) = tokio::sync::mpsc::unbounded_channel();
+        let peers = Box::new([Peer { load: Arc::default(), orders }]);
+        (Worker::start(node, Engine::Portable(Portable), &open, 0, peers).expect("a worker"), store)
+    }
+
+    async fn until(condition: impl Fn() -> bool) {
+        while !condition() {
+            yield_now().await;
+        }
+    }
+
+    fn begin(worker: &Rc<Worker>, prefix: &str) -> Arc<Job> {
+        let job = Arc::new(Job::new(0, prefix));
+        spawn_local(prewarm(Rc::clone(worker), Arc::clone(&job)));
+        job
+    }
+
+    fn state(job: &Job) -> PrewarmState {
+        job.progress(1, 1).state
+    }
+
+    #[tokio::test]
+    async fn all_prewarms_together_leave_rights_to_clients() {
+        LocalSet::new()
+            .run_until(async {
+                let (worker, store) = bed().await;
+                let jobs = ["a", "b", "c"].map(|prefix| begin(&worker, prefix));
+                let share = worker.node.limits.fills_max as usize / 4;
+                until(|| store.asked.get() == share).await;
+                store.may_send.add_permits(3 * OBJECTS);
+                until(|| jobs.iter().all(|job| state(job) == PrewarmState::Done)).await;
+                assert_eq!(store.most.get(), share);
+                for job in &jobs {
+                    let progress = job.progress(1, 1).progress;
+                    assert_eq!((progress.done, progress.failed), (OBJECTS as u64, 0));
+                }
+            })
+            .await;
+    }
+
+    #[tokio::test]
+    async fn a_prewarm_that_is_cancelled_lets_go_of_what_it_reads() {
+        LocalSet::new()
+            .run_until(async {
+                let (worker, store) = bed().await;
+                let job = begin(&worker, "a");
+                until(|| store.asked.get() > 0).await;
+                job.cancel();
+                until(|| state(&job) == PrewarmState::Failed).await;
+                assert_eq!(job.progress(1, 1).message, "it is no longer wanted");
+                // Its downloads end, and its places are free.
+                until(|| store.asked.get() == 0).await;
+                let share = worker.node.limits.fills_max as usize / 4;
+                assert_eq!(worker.node.prewarms.available_permits(), share);
+            })
+            .await;
+    }
+
+    #[test]
+    fn a_prewarm_whose_task_is_lost_has_failed() {
+        let job = Arc::new(Job::new(0, ""));
+        drop(Ending(Arc::clone(&job)));
+        assert_eq!(state(&job), PrewarmState::Failed);
+    }
 }
