@@ -109,7 +109,7 @@ labels! {
     /// Why a connection ended.
     CloseReason as "reason" {
         Client = "client", Finished = "finished", Idle = "idle", HeadTimeout = "head_timeout",
-        BadRequest = "bad_request", SendStalled = "send_stalled", SendFailed = "send_failed",
+        BadRequest = "bad_request", Limit = "limit", SendStalled = "send_stalled", SendFailed = "send_failed",
         Receive = "receive_failed", BodyCut = "body_cut", Drain = "drain", Handshake = "handshake_failed",
     }
     /// Which door a client came through.
@@ -126,7 +126,7 @@ labels! {
         Connections = "connections_max", Head = "head_bytes_max", Reads = "reads_reserve_bytes",
         FillMemory = "fills_reserve_bytes", Pinned = "send_pinned_bytes_max", Deadline = "request_deadline",
         TlsHeld = "tls_held_bytes_max",
-        QuicSend = "quic_send_bytes_max",
+        QuicSend = "quic_send_bytes_max", QuicHandshakes = "quic_handshakes_max",
     }
     /// What came of a question to the control plane.
     ControlOutcome as "outcome" {
@@ -157,6 +157,8 @@ table! {
         "Of these, bytes of hot pieces that left without a copy by this machine's kernel.";
     QuicSendBytes = "forebay_serve_quic_send_bytes_total",
         "Body bytes copied into the send buffers of QUIC, for clients over HTTP/3.";
+    QuicRetries = "forebay_serve_quic_retries_total",
+        "Clients of HTTP/3 that were asked to show that their address is their own, because many handshakes were under way.";
     SendsStalled = "forebay_serve_sends_stalled_total",
         "Sends that did not move for the time of --send-stall and ended their connection.";
     ConnectionsOpened { door: Door } = "forebay_serve_connections_opened_total",

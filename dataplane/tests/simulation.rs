@@ -75,6 +75,7 @@ fn limits(arena_bytes: usize) -> Limits {
         send_pinned_bytes_max: arena_bytes as u64 / 2,
         tls_held_bytes_max: arena_bytes as u64 / 4,
         quic_send_bytes_max: 0,
+        quic_handshakes_max: 8,
         quic_send_window_bytes: 2 * MIB as u64,
         quic_receive_window_bytes: 256 << 10,
         quic_streams_max: 100,

@@ -43,7 +43,10 @@ pub struct Limits {
     /// Bytes that QUIC may hold until clients have acknowledged them, over all connections; beside the arena. 0 without
     /// a QUIC door.
     pub quic_send_bytes_max: u64,
-    /// Of these, bytes of one connection; with many connections each may hold less.
+    /// QUIC handshakes under way; from a quarter on, clients have to show that their address is their own. 0 without a QUIC
+    /// door.
+    pub quic_handshakes_max: u32,
+    /// Of the bytes that QUIC may hold, those of one connection; with many connections each may hold less.
     pub quic_send_window_bytes: u64,
     /// Bytes that one QUIC connection may have received and not yet passed on.
     pub quic_receive_window_bytes: u64,
@@ -80,6 +83,9 @@ const RAM_BYTES_MIN: u64 = 4 * PAGE_BYTES;
 pub const QUIC_WINDOW_BYTES_MIN: u64 = 64 << 10;
 /// 2 MiB are 16 Gbit/s at a round trip of a millisecond.
 const QUIC_WINDOW_BYTES_MAX: u64 = 2 << 20;
+
+/// Some 50 KB each.
+const HANDSHAKES_MAX: u32 = 1024;
 
 const CONNECTIONS_DEFAULT: u32 = 10_000;
 const CONNECTIONS_MIN: u32 = 16;
@@ -166,6 +172,7 @@ impl Limits {
             } else {
                 (arena_bytes / 8).max(64 << 20)
             },
+            quic_handshakes_max: if config.listen_quic.is_empty() { 0 } else { HANDSHAKES_MAX },
             quic_send_window_bytes: QUIC_WINDOW_BYTES_MAX,
             quic_receive_window_bytes: 256 << 10,
             quic_streams_max: 100,

@@ -491,10 +491,10 @@ impl Setup {
             task::spawn(Rc::clone(&worker).accept(listener, wire));
         }
         if let Some(Quic { door, alt_svc }) = self.quic {
-            let windows = http3::windows(&worker.node.limits, door.workers());
+            let admission = http3::Admission::new(&worker.node.limits, door.workers());
             for socket in quic_sockets {
                 let endpoint = door.open(self.index, socket).context("listen-quic")?;
-                task::spawn(http3::serve(Rc::clone(&worker), endpoint, Rc::clone(&windows)));
+                task::spawn(http3::serve(Rc::clone(&worker), endpoint, Rc::clone(&admission)));
             }
             if let Some((text, in_plain_text)) = alt_svc {
                 worker.advertise(text, in_plain_text);
@@ -585,27 +585,33 @@ struct Signals {
 
 /// Reads the certificate again whenever the operator says so (SIGHUP). Does not end.
 async fn reload_at_hangup(node: &Node, certificates: Option<&Certificates>, hangup: Option<Signal>) -> ! {
-    let Some((certificates, mut hangup)) = certificates.zip(hangup) else { return pending().await };
-    while hangup.recv().await.is_some() {
-        let outcome = match certificates.reload() {
-            Ok(true) => {
-                tracing::info!(sha256 = certificates.fingerprint(), "certificate and key were read again");
-                Reload::Loaded
-            }
-            Ok(false) => {
-                tracing::warn!("SIGHUP: the certificate is self-signed; there are no files to read again");
-                continue;
-            }
-            Err(error) => {
-                tracing::error!(
-                    error = format!("{:#}", anyhow::Error::from(error)),
-                    sha256 = certificates.fingerprint(),
-                    "SIGHUP: the certificate stays as it was"
-                );
-                Reload::Refused
-            }
-        };
-        node.metrics.bump(Counter::CertificateReloads(outcome), 1);
+    if let Some((certificates, mut hangup)) = certificates.zip(hangup) {
+        while hangup.recv().await.is_some() {
+            let outcome = match certificates.reload() {
+                Ok(true) => {
+                    tracing::info!(
+                        sha256 = certificates.fingerprint(),
+                        "certificate and key were read again"
+                    );
+                    Reload::Loaded
+                }
+                Ok(false) => {
+                    tracing::warn!(
+                        "SIGHUP: the certificate is self-signed; there are no files to read again"
+                    );
+                    continue;
+                }
+                Err(error) => {
+                    tracing::error!(
+                        error = format!("{:#}", anyhow::Error::from(error)),
+                        sha256 = certificates.fingerprint(),
+                        "SIGHUP: the certificate stays as it was"
+                    );
+                    Reload::Refused
+                }
+            };
+            node.metrics.bump(Counter::CertificateReloads(outcome), 1);
+        }
     }
     pending().await
 }

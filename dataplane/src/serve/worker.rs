@@ -304,6 +304,11 @@ impl Worker {
         self.counters.bump(Counter::ConnectionsClosed(reason), 1);
     }
 
+    /// Whether one more connection might find a place.
+    pub(super) fn has_room(&self) -> bool {
+        !self.node.is_draining() && self.node.connections() < u64::from(self.node.limits.connections_max)
+    }
+
     /// A place for a connection that came to this worker and stays here; `None` while the node drains or is full.
     pub(super) fn admit(self: &Rc<Self>) -> Option<Admitted> {
         (!self.node.is_draining() && self.node.admit_connection()).then(|| {

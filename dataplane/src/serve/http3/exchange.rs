@@ -65,33 +65,39 @@ pub(super) async fn exchange(worker: Rc<Worker>, resolver: RequestResolver<Trans
             }
             return;
         }
-        Err(_) => return,
+        Err(_) => {
+            // The stream is reset with what held it.
+            worker.counters.bump(Counter::Requests(Outcome::Error, StatusClass::Caller), 1);
+            return;
+        }
     };
-    let (mut sending, mut receiving) = stream.split();
+    let mut answering = Answering::new(stream.split());
+    let Answering { sending, receiving, .. } = &mut answering;
     let request_id = worker.request_id();
     let (parts, ()) = request.into_parts();
     let (reply, is_head, is_finished) = {
-        let mut body = Http3Body::new(&worker, &mut sending, &mut receiving, &parts);
+        let mut body = Http3Body::new(&worker, sending, receiving, &parts);
         match body.head(&parts).await {
             Err(Failed::Refused(error)) => (refusal(&worker, error, &request_id), false, false),
-            Err(Failed::Ended) => return cut(&mut sending, &mut receiving, Code::H3_REQUEST_INCOMPLETE),
+            Err(Failed::Ended) => return cut(sending, receiving, Code::H3_REQUEST_INCOMPLETE),
             Ok(head) => {
                 let is_head = head.method == Method::Head;
                 match request::answer(&worker, &head, &mut body, &request_id).await {
                     Ok(reply) => (reply, is_head, body.is_finished()),
-                    Err(_) => return cut(&mut sending, &mut receiving, Code::H3_REQUEST_INCOMPLETE),
+                    Err(_) => return cut(sending, receiving, Code::H3_REQUEST_INCOMPLETE),
                 }
             }
         }
     };
-    match send(&worker, &mut sending, reply, is_head, &request_id).await {
+    match send(&worker, sending, reply, is_head, &request_id).await {
         Ok(()) => {
             if !is_finished {
                 // RFC 9114, 4.1: the answer is whole, what is left of the request is not wanted.
                 receiving.stop_sending(Code::H3_NO_ERROR);
             }
+            answering.is_whole = true;
             // Whoever does not acknowledge leaves the rest to QUIC, which holds no more than its window.
-            let _ = timeout(limits.send_stall, sending.finish()).await;
+            let _ = timeout(limits.send_stall, answering.sending.finish()).await;
         }
         Err(how) => {
             let code = match how {
@@ -99,7 +105,29 @@ pub(super) async fn exchange(worker: Rc<Worker>, resolver: RequestResolver<Trans
                 Cut::Stalled => Code::H3_EXCESSIVE_LOAD,
                 Cut::Body => Code::H3_INTERNAL_ERROR,
             };
-            cut(&mut sending, &mut receiving, code);
+            cut(sending, receiving, code);
+        }
+    }
+}
+
+/// Both halves of a request's stream. However its task ends, an answer that is not whole does not look so.
+struct Answering {
+    sending: Sending,
+    receiving: Receiving,
+    is_whole: bool,
+}
+
+impl Answering {
+    fn new((sending, receiving): (Sending, Receiving)) -> Self {
+        Self { sending, receiving, is_whole: false }
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        if !self.is_whole {
+            // One that was cut before stays as it was.
+            cut(&mut self.sending, &mut self.receiving, Code::H3_INTERNAL_ERROR);
         }
     }
 }

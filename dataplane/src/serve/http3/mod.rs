@@ -25,7 +25,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use h3::error::ConnectionError;
+use h3::error::{Code, ConnectionError};
 use quinn::crypto::rustls::QuicServerConfig;
 use quinn::{
     AsyncTimer, AsyncUdpSocket, Endpoint, EndpointConfig, Incoming, Runtime, ServerConfig, TokioRuntime,
@@ -36,7 +36,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 pub(super) use self::bind::{alt_svc, bind};
 use self::ids::WorkerIds;
-use self::transport::Transport;
+use self::transport::{Transport, number};
 use self::windows::{Place, Windows};
 use super::Worker;
 use crate::config::Limits;
@@ -48,9 +48,10 @@ pub const ALPN: &[u8] = b"h3";
 
 /// Streams of a client's own that are not requests: its control stream and QPACK's two, and some that mean nothing.
 const UNIDIRECTIONAL_MAX: u32 = 8;
-/// Handshakes that a worker has begun for others than it serves already, and bytes that it holds for each of them.
-const HANDSHAKES_MAX: usize = 1024;
+/// Bytes that a worker holds of what a client sends before its handshake has begun.
 const HANDSHAKE_BYTES_MAX: u64 = 32 << 10;
+/// From one in so many of the handshakes that there may be, a client has to show that its address is its own.
+const UNPROVEN_SHARE: usize = 4;
 
 /// What the endpoints of all workers share: certificate, keys and bounds. A token that one has given out is good at
 /// every other, and so is a reset.
@@ -72,12 +73,14 @@ impl Door {
         workers: usize,
     ) -> Result<Self, quinn::crypto::rustls::NoInitialCipherSuite> {
         let mut server = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls)?));
+        let handshakes_max = handshakes_max(limits, workers);
         server
             .transport_config(Arc::new(transport_config(limits)))
             .migration(true)
-            .max_incoming(HANDSHAKES_MAX)
+            // Of those that have not been looked at; the others are counted by `Admission`.
+            .max_incoming(handshakes_max)
             .incoming_buffer_size(HANDSHAKE_BYTES_MAX)
-            .incoming_buffer_size_total(HANDSHAKES_MAX as u64 * HANDSHAKE_BYTES_MAX);
+            .incoming_buffer_size_total(handshakes_max as u64 * HANDSHAKE_BYTES_MAX);
         Ok(Self { server, endpoint: EndpointConfig::default(), workers })
     }
 
@@ -136,43 +139,83 @@ fn transport_config(limits: &Limits) -> TransportConfig {
     config
 }
 
-/// Serves what comes to the endpoints of a worker until it drains; then finishes what was begun.
-pub(super) async fn serve(worker: Rc<Worker>, endpoint: Endpoint, windows: Rc<Windows>) {
-    loop {
-        let incoming = tokio::select! {
-            incoming = endpoint.accept() => incoming,
-            () = worker.drained() => None,
+/// Serves what comes to an endpoint of a worker, as long as the process lives: while the node drains, new clients are
+/// refused. A socket that was closed would leave a gap in the kernel's count of them, and datagrams for other workers,
+/// which still finish what was begun, would go astray.
+pub(super) async fn serve(worker: Rc<Worker>, endpoint: Endpoint, admission: Rc<Admission>) {
+    while let Some(incoming) = endpoint.accept().await {
+        admission.admit(&worker, incoming);
+    }
+}
+
+/// Who is let in at a worker's endpoints, all of them together.
+#[derive(Debug)]
+pub(super) struct Admission {
+    windows: Rc<Windows>,
+    handshakes: Rc<Cell<usize>>,
+    handshakes_max: usize,
+}
+
+fn handshakes_max(limits: &Limits, workers: usize) -> usize {
+    (limits.quic_handshakes_max as usize / workers.max(1)).max(1)
+}
+
+impl Admission {
+    /// For one of `workers`.
+    pub(super) fn new(limits: &Limits, workers: usize) -> Rc<Self> {
+        let budget = limits.quic_send_bytes_max / workers.max(1) as u64;
+        Rc::new(Self {
+            windows: Windows::new(budget, limits.quic_send_window_bytes),
+            handshakes: Rc::default(),
+            handshakes_max: handshakes_max(limits, workers),
+        })
+    }
+
+    /// Lets a client begin its handshake. Anybody can send the first datagram in somebody's name, so it takes no place
+    /// among the connections, and where many have begun, who does not show that his address is his own has to.
+    fn admit(&self, worker: &Rc<Worker>, incoming: Incoming) {
+        let refuse = |incoming: Incoming, limit| {
+            incoming.refuse();
+            worker.counters.bump(Counter::LimitRefusals(limit), 1);
         };
-        let Some(incoming) = incoming else { break };
-        admit(&worker, incoming, &windows);
+        if !worker.has_room() {
+            return refuse(incoming, Limit::Connections);
+        }
+        let begun = self.handshakes.get();
+        if begun >= self.handshakes_max {
+            return refuse(incoming, Limit::QuicHandshakes);
+        }
+        if begun >= self.handshakes_max.div_ceil(UNPROVEN_SHARE) && !incoming.remote_address_validated() {
+            worker.counters.bump(Counter::QuicRetries, 1);
+            // Whoever has not proven his address may always be asked to (RFC 9000, 8.1.2).
+            let _ = incoming.retry();
+            return;
+        }
+        let Some(place) = self.windows.enter() else { return refuse(incoming, Limit::QuicSend) };
+        let handshake = Handshake::begin(&self.handshakes);
+        let worker = Rc::clone(worker);
+        task::spawn(async move {
+            worker
+                .count_connection(metrics::Door::Http3, serve_connection(&worker, incoming, place, handshake))
+                .await;
+        });
     }
-    // New clients are refused from now on; those there are need the endpoint as long as they stay.
-    endpoint.set_server_config(None);
-    endpoint.wait_idle().await;
 }
 
-/// The windows of a worker's connections, over all of its endpoints.
-pub(super) fn windows(limits: &Limits, workers: usize) -> Rc<Windows> {
-    Windows::new(limits.quic_send_bytes_max / workers.max(1) as u64, limits.quic_send_window_bytes)
+/// A handshake under way.
+struct Handshake(Rc<Cell<usize>>);
+
+impl Handshake {
+    fn begin(count: &Rc<Cell<usize>>) -> Self {
+        count.set(count.get() + 1);
+        Self(Rc::clone(count))
+    }
 }
 
-fn admit(worker: &Rc<Worker>, incoming: Incoming, windows: &Rc<Windows>) {
-    let refuse = |incoming: Incoming, limit| {
-        incoming.refuse();
-        worker.counters.bump(Counter::LimitRefusals(limit), 1);
-    };
-    if windows.is_full() {
-        return refuse(incoming, Limit::QuicSend);
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
     }
-    let Some(admitted) = worker.admit() else { return refuse(incoming, Limit::Connections) };
-    let (worker, windows) = (Rc::clone(worker), Rc::clone(windows));
-    task::spawn(async move {
-        worker.count_connection(metrics::Door::Http3, serve_connection(&worker, incoming, &windows)).await;
-        // What says that the connection is closed is sent by a task of its own; it comes before the count of open
-        // connections, by which the end of a drain is judged.
-        tokio::task::yield_now().await;
-        drop(admitted);
-    });
 }
 
 /// Requests of one connection that are being served.
@@ -183,16 +226,36 @@ struct Open {
 }
 
 /// Serves a connection until its end, and says why it ended.
-async fn serve_connection(worker: &Rc<Worker>, incoming: Incoming, windows: &Rc<Windows>) -> CloseReason {
+async fn serve_connection(
+    worker: &Rc<Worker>,
+    incoming: Incoming,
+    place: Place,
+    handshake: Handshake,
+) -> CloseReason {
     let limits = &worker.node.limits;
     let Ok(connecting) = incoming.accept() else { return CloseReason::Receive };
-    let connection = match timeout(limits.header_timeout, connecting).await {
+    let quic = match timeout(limits.header_timeout, connecting).await {
         Ok(Ok(connection)) => connection,
-        Ok(Err(_)) => return CloseReason::Receive,
+        Ok(Err(_)) => return CloseReason::Handshake,
         Err(_) => return CloseReason::HeadTimeout,
     };
-    let quic = connection;
-    let _place: Place = windows.enter(quic.clone());
+    drop(handshake);
+    let Some(admitted) = worker.admit() else {
+        worker.counters.bump(Counter::LimitRefusals(Limit::Connections), 1);
+        quic.close(number(Code::H3_EXCESSIVE_LOAD.value()), b"no more connections");
+        return CloseReason::Limit;
+    };
+    place.fill(quic.clone());
+    let reason = serve_requests(worker, &quic).await;
+    // What says that the connection is closed is sent by a task of its own; it comes before the count of open
+    // connections, by which the end of a drain is judged.
+    tokio::task::yield_now().await;
+    drop((place, admitted));
+    reason
+}
+
+async fn serve_requests(worker: &Rc<Worker>, quic: &quinn::Connection) -> CloseReason {
+    let limits = &worker.node.limits;
     let transport = Transport::new(quic.clone(), limits.head_bytes_max.into());
     let built = h3::server::builder()
         .max_field_section_size(limits.head_bytes_max.into())
@@ -201,7 +264,7 @@ async fn serve_connection(worker: &Rc<Worker>, incoming: Incoming, windows: &Rc<
         .await;
     let mut connection = match built {
         Ok(connection) => connection,
-        Err(error) => return reason(&quic, &error),
+        Err(error) => return reason(quic, &error),
     };
     let open = Rc::new(Open::default());
     let mut is_draining = false;
@@ -219,7 +282,7 @@ async fn serve_connection(worker: &Rc<Worker>, incoming: Incoming, windows: &Rc<
                 }
                 // The client has said GOAWAY and has all its answers.
                 Ok(None) => return CloseReason::Client,
-                Err(error) => return reason(&quic, &error),
+                Err(error) => return reason(quic, &error),
             },
             () = open.changed.notified() => {}
             () = sleep_until(idle_until), if open.count.get() == 0 => return CloseReason::Idle,
@@ -227,7 +290,7 @@ async fn serve_connection(worker: &Rc<Worker>, incoming: Incoming, windows: &Rc<
                 is_draining = true;
                 // GOAWAY: what was begun is finished, what comes later was not served and may be asked elsewhere.
                 if let Err(error) = connection.shutdown(0).await {
-                    return reason(&quic, &error);
+                    return reason(quic, &error);
                 }
             }
         }

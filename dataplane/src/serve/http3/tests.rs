@@ -1,26 +1,29 @@
 //! A worker's HTTP/3 door, asked by quinn and h3 over real sockets, with an origin in memory.
 
+use std::collections::HashSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use h3::client::{RequestStream, SendRequest};
 use http::{Request, Response};
 use quinn::crypto::rustls::QuicClientConfig;
-use quinn::{ClientConfig, Endpoint, TransportConfig, VarInt};
+use quinn::{ClientConfig, Endpoint, ReadError, ReadToEndError, TransportConfig, VarInt};
 use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio::net::UdpSocket;
 
 use super::transport::{BothWays, Piece, Transport};
-use super::{ALPN, Door, bind, serve, windows};
+use super::{ALPN, Admission, Door, UNPROVEN_SHARE, bind, serve};
 use crate::arena::{Arena, ArenaOptions};
 use crate::auth::Keys;
 use crate::config::Limits;
 use crate::engine::Engine;
 use crate::engine::portable::Portable;
-use crate::metrics::{Counter, Limit, Metrics};
+use crate::metrics::{Counter, Limit, Metrics, Outcome, StatusClass};
 use crate::node::{Drives, Node};
 use crate::origin::scripted::ScriptedOrigin;
 use crate::origin::{Origin, OriginLimits, OriginTarget};
@@ -48,6 +51,7 @@ pub(in crate::serve) fn limits() -> Limits {
         send_pinned_bytes_max: 32 * MIB as u64,
         tls_held_bytes_max: 8 * MIB as u64,
         quic_send_bytes_max: 8 * MIB as u64,
+        quic_handshakes_max: 8,
         quic_send_window_bytes: MIB as u64,
         quic_receive_window_bytes: 256 << 10,
         quic_streams_max: 100,
@@ -62,17 +66,20 @@ pub(in crate::serve) fn limits() -> Limits {
     }
 }
 
-/// A worker with a door.
+/// Workers with a door, on one thread.
 struct House {
     node: Arc<Node>,
+    /// The first.
     worker: Rc<Worker>,
+    workers: Vec<Rc<Worker>>,
+    loads: Box<[Peer]>,
+    admissions: Vec<Rc<Admission>>,
     origin: ScriptedOrigin,
     address: SocketAddr,
 }
 
 impl House {
-    fn open() -> Self {
-        let limits = limits();
+    fn open(limits: &Limits, count: usize) -> Self {
         let (reads_bytes, fills_bytes) = (16 * MIB, 16 * MIB);
         let arena = Arena::build(ArenaOptions { bytes: 64 * MIB, reads_bytes, fills_bytes }).expect("memory");
         let spec: forebay_control_api::AcceleratorSpec = "data=http://origin".parse().expect("a spec");
@@ -84,16 +91,37 @@ impl House {
         let double = origin.clone();
         let open = move |_: &OriginTarget| Ok(Origin::scripted(double.clone(), OriginLimits::default()));
         let (orders, _) = tokio::sync::mpsc::unbounded_channel();
-        let peers = Box::new([Peer { load: Arc::default(), orders }]);
-        let worker =
-            Worker::start(Arc::clone(&node), Engine::Portable(Portable), &open, 0, peers).expect("a worker");
-        let (addresses, mut sockets) = bind(&[SocketAddr::from((Ipv4Addr::LOCALHOST, 0))], 1).expect("bound");
-        let (address, socket) = (addresses[0], sockets[0].remove(0));
-        let certificates = Certificates::self_signed(&[address]).expect("made");
-        let door = Door::new(certificates.server_config(&[ALPN]), &limits, 1).expect("a door");
-        let endpoint = door.open(0, socket).expect("opened");
-        tokio::task::spawn_local(serve(Rc::clone(&worker), endpoint, windows(&limits, 1)));
-        Self { node, worker, origin, address }
+        let loads: Box<[Peer]> =
+            (0..count).map(|_| Peer { load: Arc::default(), orders: orders.clone() }).collect();
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let (addresses, sockets) = bind(&[any], count).expect("bound");
+        let certificates = Certificates::self_signed(&addresses).expect("made");
+        let door = Door::new(certificates.server_config(&[ALPN]), limits, count).expect("a door");
+        let (mut workers, mut admissions) = (Vec::new(), Vec::new());
+        for (index, mut sockets) in sockets.into_iter().enumerate() {
+            let engine = Engine::Portable(Portable);
+            let worker =
+                Worker::start(Arc::clone(&node), engine, &open, index, loads.clone()).expect("a worker");
+            let endpoint = door.open(index, sockets.remove(0)).expect("opened");
+            let admission = Admission::new(limits, count);
+            tokio::task::spawn_local(serve(Rc::clone(&worker), endpoint, Rc::clone(&admission)));
+            workers.push(worker);
+            admissions.push(admission);
+        }
+        let worker = Rc::clone(&workers[0]);
+        Self { node, worker, workers, loads, admissions, origin, address: addresses[0] }
+    }
+
+    fn drain(&self) {
+        self.node.set_draining();
+        for worker in &self.workers {
+            worker.drain();
+        }
+    }
+
+    /// Connections of a worker.
+    fn load(&self, worker: usize) -> usize {
+        self.loads[worker].load.load(Ordering::Relaxed)
     }
 
     fn counted(&self, counter: Counter) -> u64 {
@@ -110,21 +138,26 @@ impl House {
     }
 
     async fn connect(&self, window: u32) -> Result<quinn::Connection, quinn::ConnectionError> {
-        let mut tls = rustls::ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .expect("TLS 1.3")
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Anybody))
-            .with_no_client_auth();
-        tls.alpn_protocols = vec![ALPN.to_vec()];
-        let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).expect("for QUIC")));
-        let mut transport = TransportConfig::default();
-        transport.stream_receive_window(VarInt::from_u32(window));
-        config.transport_config(Arc::new(transport));
-        let mut endpoint = Endpoint::client(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).expect("a socket");
-        endpoint.set_default_client_config(config);
-        endpoint.connect(self.address, "localhost").expect("begun").await
+        begin_at(self.address, window).await
     }
+}
+
+/// Begins to connect.
+fn begin_at(address: SocketAddr, window: u32) -> quinn::Connecting {
+    let mut tls = rustls::ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .expect("TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anybody))
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![ALPN.to_vec()];
+    let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).expect("for QUIC")));
+    let mut transport = TransportConfig::default();
+    transport.stream_receive_window(VarInt::from_u32(window));
+    config.transport_config(Arc::new(transport));
+    let mut endpoint = Endpoint::client(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).expect("a socket");
+    endpoint.set_default_client_config(config);
+    endpoint.connect(address, "localhost").expect("begun")
 }
 
 /// Takes any certificate: whose it is, is tested elsewhere.
@@ -145,11 +178,11 @@ impl rustls::client::danger::ServerCertVerifier for Anybody {
 
     fn verify_tls12_signature(
         &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &rustls::DigitallySignedStruct,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &rustls::DigitallySignedStruct,
     ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+        self.verify_tls13_signature(message, certificate, signature)
     }
 
     fn verify_tls13_signature(
@@ -220,12 +253,16 @@ async fn rest(stream: &mut Stream) -> Result<Vec<u8>, h3::error::StreamError> {
 }
 
 fn run<F: Future<Output = ()>>(behaviour: impl FnOnce(House) -> F) {
+    run_with(&limits(), 1, behaviour);
+}
+
+fn run_with<F: Future<Output = ()>>(limits: &Limits, workers: usize, behaviour: impl FnOnce(House) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build_local(tokio::runtime::LocalOptions::default())
         .expect("a runtime");
     runtime.block_on(async {
-        tokio::time::timeout(PATIENCE, behaviour(House::open())).await.expect("nothing hangs");
+        tokio::time::timeout(PATIENCE, behaviour(House::open(limits, workers))).await.expect("nothing hangs");
     });
 }
 
@@ -335,7 +372,8 @@ fn what_is_too_large_is_refused_in_words_or_cut() {
         send.write_all(&[1, 0x80, 0x10, 0, 0]).await.expect("sent");
         let stopped = send.stopped().await.expect("told");
         assert_eq!(stopped, Some(VarInt::from_u32(0x107)), "H3_EXCESSIVE_LOAD");
-        assert!(recv.read_to_end(1000).await.is_ok_and(|read| read.is_empty()));
+        let read = recv.read_to_end(1000).await;
+        assert!(matches!(read, Err(ReadToEndError::Read(ReadError::Reset(_)))), "no whole answer: {read:?}");
         assert_eq!(house.counted(Counter::LimitRefusals(Limit::Head)), 2);
     });
 }
@@ -348,13 +386,109 @@ fn a_drain_says_goaway_and_finishes_what_was_begun() {
         let mut client = house.client(64 << 10).await;
         let mut stream = client.begin("GET", "/data/large", &[], None).await;
         stream.recv_response().await.expect("an answer");
-        house.node.set_draining();
-        house.worker.drain();
+        house.drain();
         assert!(rest(&mut stream).await.expect("a body") == body, "every byte");
         let closed = client.connection.closed().await;
         let quinn::ConnectionError::ApplicationClosed(close) = closed else { panic!("{closed:?}") };
         assert_eq!(close.error_code, VarInt::from_u32(0x100), "H3_NO_ERROR");
         until(|| house.node.connections() == 0).await;
-        house.connect(64 << 10).await.expect_err("nobody new is let in");
+        let refused = house.connect(64 << 10).await.expect_err("nobody new is let in");
+        assert!(matches!(refused, quinn::ConnectionError::ConnectionClosed(_)), "told at once: {refused:?}");
+    });
+}
+
+/// The kernel chooses a socket by its place in the order of binding, and puts the last one into the place of one that was
+/// closed: were the first worker's closed, half of the last one's clients would have come to the second.
+#[test]
+fn a_drain_leaves_the_busy_workers_their_datagrams() {
+    run_with(&limits(), 3, |house| async move {
+        let body = content(MIB);
+        house.origin.put(b"large", body.clone());
+        let mut clients = Vec::new();
+        // Which worker a client comes to is chance.
+        while house.load(1) == 0 || house.load(2) < 8 {
+            let open = house.node.connections();
+            let client = house.client(64 << 10).await;
+            until(|| house.node.connections() == open + 1).await;
+            if house.load(0) == 0 {
+                clients.push(client);
+            } else {
+                client.connection.close(VarInt::from_u32(0x100), b"");
+                until(|| house.load(0) == 0).await;
+            }
+        }
+        let mut streams = Vec::new();
+        for client in &mut clients {
+            let mut stream = client.begin("GET", "/data/large", &[], None).await;
+            stream.recv_response().await.expect("an answer");
+            streams.push(stream);
+        }
+        house.drain();
+        // The first worker has nothing left to do.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        for stream in &mut streams {
+            assert!(rest(stream).await.expect("a body") == body, "every byte");
+        }
+    });
+}
+
+#[test]
+fn first_datagrams_in_somebodys_name_take_no_place_from_others() {
+    let limits = Limits { connections_max: 4, ..limits() };
+    run_with(&limits, 1, |house| async move {
+        let nobody = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a socket");
+        let there = nobody.local_addr().expect("bound");
+        let forger = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a socket");
+        let forged: Vec<_> = (0..20).map(|_| begin_at(there, MIB as u32)).collect();
+        let mut datagram = [0; 2000];
+        let mut seen = HashSet::new();
+        while seen.len() < forged.len() {
+            let length = nobody.recv(&mut datagram).await.expect("a datagram");
+            // By the connection id that the client has chosen.
+            if seen.insert(datagram[6..14].to_vec()) {
+                forger.send_to(&datagram[..length], house.address).await.expect("sent");
+            }
+        }
+        let begun = || house.admissions[0].handshakes.get();
+        let share = limits.quic_handshakes_max as usize / UNPROVEN_SHARE;
+        until(|| house.counted(Counter::QuicRetries) > 0).await;
+        assert_eq!((begun(), house.node.connections()), (share, 0));
+
+        // Who answers from where he says he is gets in.
+        let mut client = house.client(MIB as u32).await;
+        let (response, _) = client.ask("GET", "/elsewhere/key", &[]).await;
+        assert_eq!((response.status().as_u16(), house.node.connections()), (404, 1));
+        assert_eq!(house.counted(Counter::LimitRefusals(Limit::Connections)), 0);
+    });
+}
+
+#[test]
+fn a_node_that_is_full_says_so() {
+    let limits = Limits { connections_max: 1, ..limits() };
+    run_with(&limits, 1, |house| async move {
+        let _held = house.client(MIB as u32).await;
+        let refused = house.connect(MIB as u32).await.expect_err("full");
+        assert!(matches!(refused, quinn::ConnectionError::ConnectionClosed(_)), "{refused:?}");
+        assert_eq!(house.counted(Counter::LimitRefusals(Limit::Connections)), 1);
+    });
+}
+
+#[test]
+fn a_request_that_never_comes_whole_has_no_answer_that_looks_whole() {
+    let limits = Limits { header_timeout: Duration::from_secs(2), ..limits() };
+    run_with(&limits, 1, |house| async move {
+        let connection = house.connect(1 << 20).await.expect("a connection");
+        let (mut send, mut recv) = connection.open_bi().await.expect("a stream");
+        // HEADERS of 100 bytes, of which one comes.
+        send.write_all(&[1, 0x40, 100, 0]).await.expect("sent");
+        let read = recv.read_to_end(1000).await;
+        let reset = VarInt::from_u32(0x10d);
+        assert!(
+            matches!(read, Err(ReadToEndError::Read(ReadError::Reset(code))) if code == reset),
+            "H3_REQUEST_INCOMPLETE: {read:?}"
+        );
+        assert_eq!(house.counted(Counter::Requests(Outcome::Error, StatusClass::Caller)), 1);
     });
 }

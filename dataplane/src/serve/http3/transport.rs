@@ -157,9 +157,11 @@ impl quic::OpenStreams<Piece> for Transport {
 /// Ends when the client has everything, or wants no more.
 type Delivery = Pin<Box<dyn Future<Output = Result<Option<VarInt>, StoppedError>>>>;
 
-/// The half of a stream that we write.
+/// The half of a stream that we write. One that is dropped with nothing written is reset: a plain end would look like
+/// an answer that is whole and empty.
 pub(super) struct Outgoing {
     stream: quinn::SendStream,
+    is_begun: bool,
     /// Handed over by h3, not yet taken by QUIC for want of a window.
     unsent: Bytes,
     delivered: Option<Delivery>,
@@ -167,7 +169,7 @@ pub(super) struct Outgoing {
 
 impl Outgoing {
     fn new(stream: quinn::SendStream) -> Self {
-        Self { stream, unsent: Bytes::new(), delivered: None }
+        Self { stream, is_begun: false, unsent: Bytes::new(), delivered: None }
     }
 }
 
@@ -187,6 +189,7 @@ impl quic::SendStream<Piece> for Outgoing {
             return Err(StreamErrorIncoming::ConnectionErrorIncoming { connection_error });
         }
         let mut data = data.into();
+        self.is_begun = true;
         self.unsent = data.copy_to_bytes(data.remaining());
         Ok(())
     }
@@ -214,6 +217,14 @@ impl quic::SendStream<Piece> for Outgoing {
 
     fn send_id(&self) -> StreamId {
         id(self.stream.id())
+    }
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        if !self.is_begun && self.delivered.is_none() {
+            quic::SendStream::<Piece>::reset(self, Code::H3_REQUEST_INCOMPLETE.value());
+        }
     }
 }
 
@@ -300,7 +311,7 @@ impl quic::RecvStream for BothWays {
     }
 }
 
-fn number(value: u64) -> VarInt {
+pub(super) fn number(value: u64) -> VarInt {
     VarInt::from_u64(value).unwrap_or(VarInt::MAX)
 }
 

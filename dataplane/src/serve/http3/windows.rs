@@ -19,7 +19,8 @@ pub(in crate::serve) struct Windows<C = quinn::Connection> {
     budget: u64,
     window_max: u64,
     window: Cell<u64>,
-    open: RefCell<Slab<C>>,
+    /// `None` while a connection is still shaking hands.
+    open: RefCell<Slab<Option<C>>>,
 }
 
 /// Something with a send window.
@@ -48,17 +49,14 @@ impl<C: HasWindow> Windows<C> {
         Rc::new(Self { budget, window_max, window, open: RefCell::default() })
     }
 
-    /// Whether one more connection would leave too little to each.
-    pub(super) fn is_full(&self) -> bool {
-        (self.open.borrow().len() as u64 + 1) * QUIC_WINDOW_BYTES_MIN > self.budget
-    }
-
-    /// One more connection.
-    pub(super) fn enter(self: &Rc<Self>, connection: C) -> Place<C> {
-        connection.set_window(self.window.get());
-        let key = self.open.borrow_mut().insert(connection);
+    /// A place for one more connection; `None` if it would leave too little to each.
+    pub(super) fn enter(self: &Rc<Self>) -> Option<Place<C>> {
+        if (self.open.borrow().len() as u64 + 1) * QUIC_WINDOW_BYTES_MIN > self.budget {
+            return None;
+        }
+        let key = self.open.borrow_mut().insert(None);
         self.share_out();
-        Place { windows: Rc::clone(self), key }
+        Some(Place { windows: Rc::clone(self), key })
     }
 
     /// Powers of two, so that a window changes rarely although connections come and go.
@@ -67,10 +65,18 @@ impl<C: HasWindow> Windows<C> {
         let share = (self.budget / open.len().max(1) as u64).max(1);
         let window = (1_u64 << share.ilog2()).min(self.window_max).max(QUIC_WINDOW_BYTES_MIN);
         if self.window.replace(window) != window {
-            for (_, connection) in open.iter() {
+            for connection in open.iter().filter_map(|(_, connection)| connection.as_ref()) {
                 connection.set_window(window);
             }
         }
+    }
+}
+
+impl<C: HasWindow> Place<C> {
+    /// The connection that has it.
+    pub(super) fn fill(&self, connection: C) {
+        connection.set_window(self.windows.window.get());
+        self.windows.open.borrow_mut()[self.key] = Some(connection);
     }
 }
 
@@ -98,9 +104,10 @@ mod tests {
         let window_max = 16 * QUIC_WINDOW_BYTES_MIN;
         let windows = Windows::new(budget, window_max);
         let mut connections = Vec::new();
-        while !windows.is_full() {
+        while let Some(place) = windows.enter() {
             let connection = Rc::new(Cell::new(0));
-            connections.push((windows.enter(Rc::clone(&connection)), connection));
+            place.fill(Rc::clone(&connection));
+            connections.push((place, connection));
             let together: u64 = connections.iter().map(|(_, connection)| connection.get()).sum();
             assert!(together <= budget, "{} connections may hold {together}", connections.len());
             assert!(connections.iter().all(|(_, window)| window.get() >= QUIC_WINDOW_BYTES_MIN));
@@ -108,6 +115,18 @@ mod tests {
         assert_eq!(connections.len(), 100);
         connections.truncate(3);
         assert!(connections.iter().all(|(_, window)| window.get() == window_max), "back to what makes sense");
-        assert!(!windows.is_full());
+        assert!(windows.enter().is_some());
+    }
+
+    #[test]
+    fn connections_that_shake_hands_at_the_same_time_stay_within_the_budget_too() {
+        let windows = Windows::new(4 * QUIC_WINDOW_BYTES_MIN, 4 * QUIC_WINDOW_BYTES_MIN);
+        let places: Vec<_> = std::iter::from_fn(|| windows.enter()).take(10).collect();
+        assert_eq!(places.len(), 4);
+        for place in &places {
+            let connection = Rc::new(Cell::new(0));
+            place.fill(Rc::clone(&connection));
+            assert_eq!(connection.get(), QUIC_WINDOW_BYTES_MIN);
+        }
     }
 }
