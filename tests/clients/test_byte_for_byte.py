@@ -184,23 +184,34 @@ def through(tally, label, engine, kind, origin, objects, wanted):
     one = str(min(os.sched_getaffinity(0)))
     with house.Node(engine, origin, ["drive"], "64MiB", drive_size="1GiB", tls="self-signed", cores=one) as node:
         reader = kind(node, "drive")
-        held = False
-        for _ in range(20):  # until the drive holds everything: a writer that is behind may let pieces go
-            before = origin.counts()["bodies"]
-            for key, body, _ in reader.whole(list(objects)):
-                tally.check(f"{label} while the drive fills {key}", body == objects[key])
-            held = origin.counts()["bodies"] == before
-            if held:
-                break
-        tally.check(f"{label} the drive holds the whole set after 20 passes at most", held)
-        before = origin.counts()
-        for door, reader in [("", reader), (" https", kind(node, "drive", tls=True))]:
-            read_whole(tally, f"{label}{door} drive", reader, objects, ["drive", "ram"])
-            seen = read_ranges(tally, f"{label}{door} drive", reader, objects, wanted, ["drive", "ram"])
-            tally.check(f"{label}{door} many of the ranges came from the drive", seen.get("drive", 0) >= RANGES // 10,
-                        str(seen))
-        after = origin.counts()
-        tally.check(f"{label} the drive spared the origin", after["bodies"] == before["bodies"], f"{before} {after}")
+        https = kind(node, "drive", tls=True)
+        hold_on_drive(tally, label, reader, origin, objects)
+        from_drive(tally, label, [("", reader, reader), (" https", https, https)], origin, objects, wanted)
+
+
+def hold_on_drive(tally, label, reader, origin, objects):
+    """Reads until the drive holds everything: a writer that is behind may let pieces go."""
+    held = False
+    for _ in range(20):
+        before = origin.counts()["bodies"]
+        for key, body, _ in reader.whole(list(objects)):
+            tally.check(f"{label} while the drive fills {key}", body == objects[key])
+        held = origin.counts()["bodies"] == before
+        if held:
+            break
+    tally.check(f"{label} the drive holds the whole set after 20 passes at most", held)
+
+
+def from_drive(tally, label, doors, origin, objects, wanted):
+    """Through each door, of which are given its name, who reads whole objects and who reads ranges."""
+    before = origin.counts()
+    for door, whole, ranges in doors:
+        read_whole(tally, f"{label}{door} drive", whole, objects, ["drive", "ram"])
+        seen = read_ranges(tally, f"{label}{door} drive", ranges, objects, wanted, ["drive", "ram"])
+        tally.check(f"{label}{door} many of the ranges came from the drive", seen.get("drive", 0) >= len(wanted) // 10,
+                    str(seen))
+    after = origin.counts()
+    tally.check(f"{label} the drive spared the origin", after["bodies"] == before["bodies"], f"{before} {after}")
 
 
 if __name__ == "__main__":

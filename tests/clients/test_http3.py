@@ -2,7 +2,7 @@
 """Every byte through HTTP/3, to aioquic and to ngtcp2's client; and a client that changes its port half-way.
 
 The door is the only thing that differs from test_byte_for_byte, so sizes and ranges are fewer here. Both engines, one
-and two workers. What the answers say is compared with what HTTP/1.1 says of the same object.
+and two workers; from RAM and from a drive. What the answers say is compared with what HTTP/1.1 says of the same object.
 """
 
 import asyncio
@@ -15,11 +15,13 @@ import urllib.request
 
 import house
 import http3
-from test_byte_for_byte import MIB, length_of, random_ranges, read_ranges, read_whole
+from test_byte_for_byte import MIB, Boto, from_drive, hold_on_drive, length_of, random_ranges, read_ranges, read_whole
 
 SIZES = [0, 1, 65535, 65536, 65537, MIB - 1, MIB, MIB + 1, 10_000_000]
 RANGES = 60
 MOVED_BYTES = 20_000_000
+# What a RAM tier of less than 64 MiB cannot hold.
+LARGE = [10_000_000] * 7
 BUCKET = "http3-bucket"
 # Of one connection, one answer or one door.
 NOT_COMPARED = {":status", "date", "x-amz-request-id", "connection", "alt-svc"}
@@ -33,10 +35,13 @@ def main():
     objects = {f"size-{size}": rng.randbytes(size) for size in SIZES}
     wanted = random_ranges(rng, objects, RANGES)
     moved = rng.randbytes(MOVED_BYTES)
+    large = {f"large-{number}": rng.randbytes(size) for number, size in enumerate(LARGE)}
+    wanted_large = random_ranges(rng, large, RANGES)
     with house.S3Origin(BUCKET) as origin:
-        for key, body in {**objects, "moved": moved}.items():
+        for key, body in {**objects, **large, "moved": moved}.items():
             origin.client().upload_fileobj(io.BytesIO(body), BUCKET, key)
         for engine in ["uring", "portable"]:
+            a_drive(tally, engine, origin, large, wanted_large)
             for cores in [house.cores(1), house.cores(2)]:
                 label = f"{engine} cores {cores}"
                 with house.Node(engine, origin, ["python", "ngtcp2", BUCKET], "256MiB", quic=True,
@@ -61,6 +66,20 @@ def whole_set(tally, label, reader, objects, origin, wanted=None):
         read_ranges(tally, f"{label} ram", reader, objects, wanted, ["ram"])
     after = origin.counts()
     tally.check(f"{label} hits fetched no body", after["bodies"] == before["bodies"], f"{before} {after}")
+
+
+def a_drive(tally, engine, origin, large, wanted):
+    """From a drive; and what HTTP/1.1 says of this door when nothing is said of it."""
+    with house.Node(engine, origin, ["drive"], "64MiB", drive_size="1GiB", quic=True, tls="self-signed",
+                    cores=house.cores(1)) as node:
+        hold_on_drive(tally, f"{engine} http3", Boto(node, "drive"), origin, large)
+        doors = [(" http3", http3.Ngtcp2(node, "drive"), http3.Aioquic(node, "drive"))]
+        from_drive(tally, engine, doors, origin, large, wanted)
+        ours = f'h3=":{node.quic.split(":")[1]}"; ma=3600'
+        for client, told in [(node.client(), None), (node.tls_client(), ours)]:
+            said = client.head_object(Bucket="drive", Key="large-0")["ResponseMetadata"]["HTTPHeaders"]
+            tally.check(f"{engine} by default HTTPS names this door, and plain HTTP does not: {told}",
+                        said.get("alt-svc") == told, str(said))
 
 
 def a_client_that_moves(tally, label, node, body):
