@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use forebay_control_api::{PrewarmProgress, PrewarmState, PrewarmTask, Progress};
-
 use tokio::sync::watch;
 
 use crate::node::Node;
@@ -184,8 +183,8 @@ mod tests {
         assert_eq!(job.progress(1, 1).message.len(), MESSAGE_BYTES_MAX);
     }
 
-    #[tokio::test]
-    async fn the_first_end_of_a_prewarm_stands() {
+    #[test]
+    fn the_first_end_of_a_prewarm_stands() {
         let job = Job::new(0, "");
         assert_eq!(job.progress(1, 1).state, PrewarmState::Running);
         job.end(Ok(()));

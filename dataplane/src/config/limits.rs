@@ -84,7 +84,7 @@ pub const QUIC_WINDOW_BYTES_MIN: u64 = 64 << 10;
 /// 2 MiB are 16 Gbit/s at a round trip of a millisecond.
 const QUIC_WINDOW_BYTES_MAX: u64 = 2 << 20;
 
-/// Some 50 KB each.
+/// Far more than clients that all come back at once have under way; whoever is refused tries again.
 const HANDSHAKES_MAX: u32 = 1024;
 
 const CONNECTIONS_DEFAULT: u32 = 10_000;

@@ -658,13 +658,13 @@ mod tests {
     fn the_origin_of_a_removed_accelerator_goes_with_the_last_who_reads_from_it() {
         let open = |_: &OriginTarget| Ok(scripted());
         let both = served(&nothing(), &["a-data=s3://a-data", "b-data=s3://b-data"], Keys::new(true));
-        let (here, _) = nothing().next(both, &open);
+        let (mut here, _) = nothing().next(both, &open);
         let reading = origin(&here, "a-data").expect("opened");
         let one = served(&here, &["b-data=s3://b-data"], Keys::new(true));
-        let (here, _) = here.next(one, &open);
+        here = here.next(one, &open).0;
         assert!(here.origins[0].origin().is_some_and(|origin| Rc::ptr_eq(&origin, &reading)));
         let again = served(&here, &["b-data=s3://b-data", "c-data=s3://c-data"], Keys::new(true));
-        let (here, _) = here.next(again, &open);
+        here = here.next(again, &open).0;
         assert!(here.origins[0].origin().is_some());
         drop(reading);
         assert!(here.origins[0].origin().is_none());
