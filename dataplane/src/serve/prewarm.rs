@@ -395,10 +395,10 @@ mod tests {
                 job.cancel();
                 until(|| state(&job) == PrewarmState::Failed).await;
                 assert_eq!(job.progress(1, 1).message, "it is no longer wanted");
-                // Its downloads end, and its places are free.
-                until(|| store.asked.get() == 0).await;
+                // Its readers are gone and their places free, although the store has not answered one of them.
                 let share = worker.node.limits.fills_max as usize / 4;
-                assert_eq!(worker.node.prewarms.available_permits(), share);
+                until(|| worker.node.prewarms.available_permits() == share).await;
+                assert!(store.asked.get() > 0);
             })
             .await;
     }
