@@ -75,7 +75,24 @@ struct Load {
     errors: Cell<u64>,
     first_error: RefCell<Option<String>>,
     latencies_us: RefCell<Vec<u32>>,
+    /// The slowest requests, the slowest first.
+    worst: RefCell<Vec<Course>>,
 }
+
+/// Where the time of a request went, microseconds since it was sent.
+#[derive(Clone, Copy, Default)]
+struct Course {
+    whole: u32,
+    /// To the first byte.
+    first: u32,
+    /// The longest wait between two reads, and how many bytes had come before it.
+    gap: u32,
+    gap_at: u64,
+    reads: u32,
+}
+
+/// How many of the slowest requests are told.
+const WORST_TOLD: usize = 8;
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
@@ -102,6 +119,7 @@ async fn run(options: Options) -> anyhow::Result<serde_json::Value> {
         errors: Cell::new(0),
         first_error: RefCell::new(None),
         latencies_us: RefCell::new(Vec::with_capacity(1 << 20)),
+        worst: RefCell::default(),
         options: options.clone(),
     });
     let mut tasks = Vec::new();
@@ -136,6 +154,10 @@ async fn run(options: Options) -> anyhow::Result<serde_json::Value> {
         "p50_us": percentile(0.50),
         "p99_us": percentile(0.99),
         "max_us": sorted.last(),
+        "worst": load.worst.borrow().iter().map(|course| serde_json::json!({
+            "us": course.whole, "first_us": course.first, "gap_us": course.gap, "gap_at": course.gap_at,
+            "reads": course.reads,
+        })).collect::<Vec<_>>(),
     }))
 }
 
@@ -159,14 +181,44 @@ async fn requests(load: &Load) -> anyhow::Result<()> {
         let measured = load.measuring.get();
         let sent = Instant::now();
         stream.write_all(request.as_bytes()).await.context("sending")?;
-        let length = answer(load, &mut stream).await.with_context(|| format!("object {object}"))?;
+        let (length, mut course) =
+            answer(load, &mut stream, sent).await.with_context(|| format!("object {object}"))?;
         if measured {
             load.requests.set(load.requests.get() + 1);
             load.bytes.set(load.bytes.get() + length);
-            load.latencies_us.borrow_mut().push(sent.elapsed().as_micros() as u32);
+            course.whole = sent.elapsed().as_micros() as u32;
+            load.latencies_us.borrow_mut().push(course.whole);
+            load.keep_worst(course);
         }
     }
     Ok(())
+}
+
+impl Load {
+    fn keep_worst(&self, course: Course) {
+        let mut worst = self.worst.borrow_mut();
+        if worst.len() == WORST_TOLD && worst.last().is_some_and(|last| last.whole >= course.whole) {
+            return;
+        }
+        let place = worst.partition_point(|one| one.whole > course.whole);
+        worst.insert(place, course);
+        worst.truncate(WORST_TOLD);
+    }
+}
+
+impl Course {
+    /// A read that ended now, with `before` bytes read before it; `last` is when the one before it ended.
+    fn note(&mut self, sent: Instant, last: &mut Instant, before: u64) {
+        let now = Instant::now();
+        self.reads += 1;
+        let gap = (now - *last).as_micros() as u32;
+        if before == 0 {
+            self.first = (now - sent).as_micros() as u32;
+        } else if gap > self.gap {
+            (self.gap, self.gap_at) = (gap, before);
+        }
+        *last = now;
+    }
 }
 
 fn next_object(load: &Load) -> Option<u64> {
@@ -187,12 +239,15 @@ fn next_object(load: &Load) -> Option<u64> {
     })
 }
 
-/// Reads one answer and returns the length of its body.
-async fn answer(load: &Load, stream: &mut TcpStream) -> anyhow::Result<u64> {
+/// Reads one answer to a request that was sent at `sent`; the length of its body, and its course.
+async fn answer(load: &Load, stream: &mut TcpStream, sent: Instant) -> anyhow::Result<(u64, Course)> {
     let mut head = Vec::new();
+    let (mut course, mut last) = (Course::default(), sent);
     let (end, received) = loop {
+        let before = head.len() as u64;
         let count = receive(load, stream, |bytes| head.extend_from_slice(bytes)).await?;
         ensure!(count > 0, "closed before the answer");
+        course.note(sent, &mut last, before);
         if let Some(end) = head.windows(4).position(|window| window == b"\r\n\r\n") {
             break (end + 4, head.len());
         }
@@ -218,9 +273,10 @@ async fn answer(load: &Load, stream: &mut TcpStream) -> anyhow::Result<u64> {
     while left > 0 {
         let count = receive(load, stream, |_| ()).await? as u64;
         ensure!(count > 0, "closed {left} bytes before the end");
+        course.note(sent, &mut last, end as u64 + length - left);
         left = left.checked_sub(count).context("more bytes than the answer has")?;
     }
-    Ok(length)
+    Ok((length, course))
 }
 
 /// One read into the shared buffer, which is borrowed only while the read runs.
