@@ -5,6 +5,7 @@
 //!                  │                  │ every byte        └─ origin: the emulated store
 //!                  │                  └─► recorder
 //!                  └─► statistics ─► report (text, JSON), beside the document's figures
+//!  ceilings: what the machine itself allows, before anything is compared
 //! ```
 //!
 //! A comparison is only as good as what it admits: the origin is named emulated when it is, every byte is
@@ -12,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ceilings;
 pub mod children;
 pub mod client;
 pub mod clock;

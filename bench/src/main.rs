@@ -4,6 +4,7 @@
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
+use forebay_bench::ceilings::net::{self, Plan};
 use forebay_bench::client::plain::OriginDoor;
 use forebay_bench::client::signing::KeySigner;
 use forebay_bench::client::{Target, Verify};
@@ -50,6 +51,35 @@ enum Command {
     Demo(DemoArgs),
     /// Your own objects: direct, cold and warm through a node, compared
     Try(TryArgs),
+    /// The most that this machine's loopback and this client allow, whoever serves
+    Net(NetArgs),
+}
+
+/// A server that does nothing but answer, on one core, and this client on another: what is left for a server to lose.
+/// Each size both ways in which bytes can be handed to the kernel, copied and by reference (sendfile).
+#[derive(clap::Args)]
+struct NetArgs {
+    /// Bytes of the answers
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_size, default_value = "100KB,1MiB")]
+    sizes: Vec<u64>,
+    /// Connections, each with one request under way
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    connections: u16,
+    /// About how long a block takes
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
+    block: Duration,
+    /// Blocks of each size and way
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// The server's core [the first that this process may use]
+    #[arg(long, value_name = "CORE")]
+    server_cpu: Option<usize>,
+    /// The client's core [the last]
+    #[arg(long, value_name = "CORE")]
+    cpu: Option<usize>,
+    /// Write the plan and every block as JSON; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 /// Any signature is accepted, and none: this is a store for measuring and testing, not for keeping secrets.
@@ -152,6 +182,7 @@ fn main() -> ExitCode {
         Command::Download(args) => measure(&args.run, &[Row::Download], changes(&args)),
         Command::All(args) => measure(&args, &[Row::Bulk, Row::Download], Changes::default()),
         Command::Demo(args) => stop::on_signals().and_then(|stop| demo(&args, stop, argv())),
+        Command::Net(args) => net(&args),
         Command::Try(args) => stop::on_signals().and_then(|stop| try_own_data(&args, stop)),
     };
     match outcome {
@@ -230,6 +261,45 @@ fn measure(args: &RunArgs, rows: &[Row], changes: Changes) -> Result<u8> {
         print!("{}", text::render(&report));
     }
     Ok(report.exit_code())
+}
+
+fn net(args: &NetArgs) -> Result<u8> {
+    let cores: Vec<usize> =
+        core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
+    let (Some(first), Some(last)) = (cores.first(), cores.last()) else { bail!("the kernel names no cores") };
+    let chosen = (args.server_cpu.unwrap_or(*first), args.cpu.unwrap_or(*last));
+    for (flag, core) in [("--server-cpu", chosen.0), ("--cpu", chosen.1)] {
+        if !cores.contains(&core) {
+            return Err(usage(format!("{flag} {core}: this process may use cores {cores:?}")));
+        }
+    }
+    if chosen.0 == chosen.1 {
+        return Err(usage(format!(
+            "server and client would share core {}, and the figures would be of both; use two cores",
+            chosen.0
+        )));
+    }
+    let plan = Plan {
+        sizes: args.sizes.clone(),
+        connections: args.connections.into(),
+        block: args.block,
+        rounds: args.rounds,
+        cores: chosen,
+    };
+    let found = net::measure(&plan, stop::on_signals()?)?;
+    let is_piped = args.json.as_deref().is_some_and(|path| path.as_os_str() == "-");
+    if let Some(path) = &args.json {
+        let text = format!("{:#}\n", found.to_json());
+        if is_piped {
+            print!("{text}");
+        } else {
+            std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+        }
+    }
+    if !is_piped {
+        print!("{}", found.text());
+    }
+    Ok(0)
 }
 
 fn changes(args: &WorkloadArgs) -> Changes {
