@@ -7,6 +7,7 @@
 
 use anyhow::{Context as _, bail, ensure};
 use clap::{Parser, ValueEnum};
+use rustix::net::RecvFlags;
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -50,6 +51,10 @@ struct Options {
     /// Seed of the random order.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Let the kernel drop the bodies instead of copying them to us (`MSG_TRUNC`): every byte still comes through the
+    /// connection and is counted, but this side pays little for it, so that the server is the limit.
+    #[arg(long)]
+    discard: bool,
     /// Value that `x-forebay-cache` must have on every measured answer.
     #[arg(long)]
     tier: Option<String>,
@@ -271,12 +276,35 @@ async fn answer(load: &Load, stream: &mut TcpStream, sent: Instant) -> anyhow::R
     let mut left =
         (end as u64 + length).checked_sub(received as u64).context("more bytes than the answer has")?;
     while left > 0 {
-        let count = receive(load, stream, |_| ()).await? as u64;
+        let count = if load.options.discard {
+            discard(load, stream, left).await?
+        } else {
+            receive(load, stream, |_| ()).await? as u64
+        };
         ensure!(count > 0, "closed {left} bytes before the end");
         course.note(sent, &mut last, end as u64 + length - left);
         left = left.checked_sub(count).context("more bytes than the answer has")?;
     }
     Ok((length, course))
+}
+
+/// As many of the next `left` bytes as there are, dropped by the kernel: tcp(7), `MSG_TRUNC`.
+async fn discard(load: &Load, stream: &mut TcpStream, left: u64) -> anyhow::Result<u64> {
+    loop {
+        let dropped = stream.try_io(tokio::io::Interest::READABLE, || {
+            // Nothing is written to it: its length is what may be dropped.
+            let mut buffer = load.buffer.borrow_mut();
+            let most = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
+            Ok(rustix::net::recv(&*stream, &mut buffer[..most], RecvFlags::TRUNC)?)
+        });
+        match dropped {
+            Ok((_, count)) => return Ok(count as u64),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                stream.readable().await.context("waiting")?;
+            }
+            Err(error) => return Err(error).context("dropping"),
+        }
+    }
 }
 
 /// One read into the shared buffer, which is borrowed only while the read runs.
