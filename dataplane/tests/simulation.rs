@@ -278,7 +278,7 @@ impl Client {
             }
             self.more().await?;
         };
-        let head = String::from_utf8(self.buffer.drain(..end).collect()).expect("text");
+        let head = String::from_utf8(self.cut(end)).expect("text");
         let mut lines = head.lines();
         let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
         let headers: HashMap<_, _> = lines
@@ -293,9 +293,14 @@ impl Client {
                 break;
             }
         }
-        let take = self.buffer.len().min(expected as usize);
-        let body: Vec<u8> = self.buffer.drain(..take).collect();
+        let body = self.cut(self.buffer.len().min(expected as usize));
         Some(Response { status, headers, missing: expected - body.len() as u64, body })
+    }
+
+    /// The first `count` bytes that are here.
+    fn cut(&mut self, count: usize) -> Vec<u8> {
+        let rest = self.buffer.split_off(count);
+        std::mem::replace(&mut self.buffer, rest)
     }
 
     async fn more(&mut self) -> Option<()> {

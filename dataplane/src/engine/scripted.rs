@@ -7,7 +7,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, Read as _};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -205,8 +205,10 @@ impl ScriptedSocket {
                 if waiting > 0 {
                     let room = buffer.capacity() - buffer.len();
                     let count = world.shorten(waiting.min(room));
-                    buffer.extend(pipe.to_node.borrow_mut().drain(..count));
-                    return (Ok(count), buffer);
+                    let held = buffer.len();
+                    buffer.resize(held + count, 0);
+                    let read = pipe.to_node.borrow_mut().read_exact(&mut buffer[held..]);
+                    return (read.map(|()| count), buffer);
                 }
                 if pipe.peer_gone.get() || pipe.node_gone.get() {
                     return (Ok(0), buffer);
@@ -309,7 +311,8 @@ impl ScriptedPeer {
             let waiting = self.pipe.to_peer.borrow().len();
             if waiting > 0 {
                 let count = waiting.min(most);
-                let bytes = self.pipe.to_peer.borrow_mut().drain(..count).collect();
+                let mut bytes = vec![0; count];
+                self.pipe.to_peer.borrow_mut().read_exact(&mut bytes)?;
                 self.pipe.moved.notify_waiters();
                 return Ok(bytes);
             }
