@@ -221,6 +221,9 @@ pub fn run(setup: &Setup, workload: Workload) -> Result<Outcome> {
         version: 1,
         concurrency: workload.concurrency,
         verify: setup.verify,
+        range: None,
+        discard: false,
+        headers: b"",
         signatures: signatures
             .as_ref()
             .map(|(direct, accel_lines)| if accel { accel_lines.as_slice() } else { direct.as_slice() }),

@@ -114,6 +114,9 @@ fn block(plan: &Plan, size: u64, way: Way, stop: &AtomicBool) -> Result<Measured
         version: 1,
         concurrency: plan.connections,
         verify: Verify::Length,
+        range: None,
+        discard: false,
+        headers: b"",
         signatures: None,
         timeout: TIMEOUT,
     };

@@ -8,18 +8,22 @@
 
 use super::{Target, Verify};
 use crate::clock::{MILLISECOND_NS, SECOND_NS, now_ns, timespec};
-use crate::content::Content;
+use crate::content::{Content, splitmix64};
 use crate::origin::catalog::object_name;
 use crate::recorder::{Block, CacheAnswer, SeriesCutter, Window};
 use rustix::event::epoll;
+use rustix::net::{RecvFlags, recv};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Fits the second-level cache, so that verification reads what the kernel just wrote there.
 const RECEIVE_BYTES: usize = 256 * 1024;
 const HEAD_BYTES_MAX: usize = 32 * 1024;
+/// What is read while the end of a head is looked for: the body behind it is then not copied twice.
+const HEAD_READ_BYTES: usize = 4096;
 /// After so many failures a block is given up.
 const FAILURES_MAX: u64 = 100;
 const FAILURES_KEPT: usize = 8;
@@ -44,6 +48,14 @@ pub struct Job<'a> {
     pub concurrency: usize,
     /// How much is checked.
     pub verify: Verify,
+    /// Bytes of the range that each request asks for, aligned to its own length at a place that the request's number
+    /// draws; `None` asks for whole objects. At most `size`.
+    pub range: Option<u64>,
+    /// Whether the kernel drops bodies instead of copying them here (`MSG_TRUNC`, tcp(7)): they come through the
+    /// connection and are counted, but nobody sees them. Only with [`Verify::Length`].
+    pub discard: bool,
+    /// Headers that every request has, each with the end of its line.
+    pub headers: &'a [u8],
     /// Signed headers by object, if requests are signed.
     pub signatures: Option<&'a [Box<[u8]>]>,
     /// The longest a request may take.
@@ -156,6 +168,8 @@ struct Lane {
     name: Vec<u8>,
     head: Vec<u8>,
     object: u64,
+    // Of the object, which bytes were asked for.
+    asked: Range<u64>,
     content: Content,
     // Of the answer under way.
     answer: Option<AnswerHead>,
@@ -195,6 +209,7 @@ impl Lane {
             name: Vec::with_capacity(256),
             head: Vec::with_capacity(4096),
             object: 0,
+            asked: 0..0,
             content: Content::new(b"", 0),
             answer: None,
             received: 0,
@@ -304,6 +319,7 @@ impl Run<'_> {
             return;
         }
         lane.object = self.issued % self.job.objects;
+        lane.asked = self.job.asked(self.issued);
         self.issued += 1;
         lane.request.clear();
         lane.request.extend_from_slice(b"GET /");
@@ -318,6 +334,12 @@ impl Run<'_> {
         lane.request.extend_from_slice(b" HTTP/1.1\r\nHost: ");
         lane.request.extend_from_slice(self.job.target.host.as_bytes());
         lane.request.extend_from_slice(b"\r\nUser-Agent: forebay-bench\r\nAccept: */*\r\n");
+        if self.job.range.is_some() {
+            let Range { start, end } = lane.asked;
+            // Into memory that is there already: it cannot fail.
+            let _ = write!(lane.request, "Range: bytes={start}-{}\r\n", end - 1);
+        }
+        lane.request.extend_from_slice(self.job.headers);
         if let Some(signatures) = self.job.signatures {
             lane.request.extend_from_slice(&signatures[lane.object as usize]);
         }
@@ -341,7 +363,15 @@ impl Run<'_> {
 
     fn receive(&mut self, lane: &mut Lane) -> Outcome {
         loop {
-            let count = match lane.stream.read(&mut self.buffer) {
+            let want = if lane.answer.is_none() { HEAD_READ_BYTES } else { self.buffer.len() };
+            let buffer = &mut self.buffer[..want];
+            let read = if self.job.discard && lane.answer.is_some() {
+                // Left as it is: its length is what may be dropped.
+                recv(&lane.stream, buffer, RecvFlags::TRUNC).map(|(_, count)| count).map_err(io::Error::from)
+            } else {
+                lane.stream.read(buffer)
+            };
+            let count = match read {
                 Ok(0) if lane.answer.is_none() && lane.head.is_empty() => {
                     return Outcome::Lost("closed before an answer".to_owned());
                 }
@@ -365,13 +395,13 @@ impl Run<'_> {
             if lane.answer.is_none() {
                 let held = lane.head.len();
                 lane.head.extend_from_slice(&self.buffer[..count]);
-                match parse_head(&lane.head, self.job, self.etags, lane.object) {
+                match parse_head(&lane.head, self.job, self.etags, lane.object, &lane.asked) {
                     Ok(Some((head, used))) => {
                         lane.answer = Some(head);
                         body = used - held..count;
                     }
                     Ok(None) if lane.head.len() < HEAD_BYTES_MAX => {
-                        if count < self.buffer.len() && !lane.hung_up {
+                        if count < want && !lane.hung_up {
                             return Outcome::Waiting;
                         }
                         continue;
@@ -392,14 +422,14 @@ impl Run<'_> {
                 return Outcome::Ended;
             }
             if self.job.verify == Verify::Full && answer.is_body() && lane.wrong_at.is_none() {
-                lane.wrong_at = lane.content.first_difference(lane.received, bytes);
+                lane.wrong_at = lane.content.first_difference(lane.asked.start + lane.received, bytes);
             }
             lane.received += bytes.len() as u64;
             if lane.received == answer.length {
                 self.last_end = now;
                 return Outcome::Ended;
             }
-            if count < self.buffer.len() && !lane.hung_up {
+            if count < want && !lane.hung_up {
                 return Outcome::Waiting;
             }
         }
@@ -474,7 +504,7 @@ impl AnswerHead {
     }
 
     fn is_body(&self) -> bool {
-        self.status == 200
+        matches!(self.status, 200 | 206)
     }
 }
 
@@ -526,6 +556,7 @@ fn parse_head(
     job: &Job,
     etags: &mut EtagLedger,
     object: u64,
+    asked: &Range<u64>,
 ) -> Result<Option<(AnswerHead, usize)>, &'static str> {
     let mut slots = [httparse::EMPTY_HEADER; 64];
     let mut response = httparse::Response::new(&mut slots);
@@ -543,7 +574,7 @@ fn parse_head(
         qos: false,
         fault: None,
     };
-    let (mut length, mut etag) = (None, None);
+    let (mut length, mut etag, mut content_range) = (None, None, None);
     for header in response.headers.iter() {
         let name = header.name;
         if name.eq_ignore_ascii_case("content-length") {
@@ -558,8 +589,8 @@ fn parse_head(
             answer.close |= header.value.trim_ascii().eq_ignore_ascii_case(b"close");
         } else if name.eq_ignore_ascii_case("transfer-encoding") {
             return Err("a body with a transfer coding, which this client does not read");
-        } else if name.eq_ignore_ascii_case("content-range") && status == 200 {
-            answer.fault = Some("a Content-Range on a whole answer");
+        } else if name.eq_ignore_ascii_case("content-range") {
+            content_range = Some(header.value);
         }
     }
     answer.length = match (length, status) {
@@ -567,19 +598,42 @@ fn parse_head(
         (None, 204 | 304) => 0,
         (None, _) => return Err("a body without Content-Length, which this client does not read"),
     };
-    match status {
-        200 if answer.length != job.size => answer.fault = Some("Content-Length is not the object's size"),
-        200 => match etag {
-            None => answer.fault = Some("no ETag"),
-            Some(etag) if !etags.agrees(object, etag) => {
-                answer.fault = Some("its ETag is not the one seen before");
+    if answer.is_body() {
+        let is_range = job.range.is_some();
+        let told = content_range.and_then(parse_content_range);
+        answer.fault = match (status, content_range.is_some(), etag) {
+            (206, _, _) if !is_range => Some("a partial answer to a request without Range"),
+            (200, _, _) if is_range => Some("the whole object for a range of it"),
+            (200, true, _) => Some("a Content-Range on a whole answer"),
+            (206, ..) if told != Some((asked.clone(), job.size)) => {
+                Some("Content-Range is not what was asked for")
             }
-            Some(_) => {}
-        },
-        206 => answer.fault = Some("a partial answer to a request without Range"),
-        _ => {}
+            _ if answer.length != asked.end - asked.start => {
+                Some("Content-Length is not that of what was asked for")
+            }
+            (_, _, None) => Some("no ETag"),
+            (_, _, Some(etag)) if !etags.agrees(object, etag) => Some("its ETag is not the one seen before"),
+            _ => None,
+        };
     }
     Ok(Some((answer, used)))
+}
+
+// `bytes FIRST-LAST/SIZE`, as what it says: a half-open range and the size.
+fn parse_content_range(value: &[u8]) -> Option<(Range<u64>, u64)> {
+    let (range, size) = std::str::from_utf8(value).ok()?.trim().strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    Some((first.parse().ok()?..last.parse::<u64>().ok()?.checked_add(1)?, size.parse().ok()?))
+}
+
+impl Job<'_> {
+    // Which bytes the request of this number asks for.
+    fn asked(&self, number: u64) -> Range<u64> {
+        let Some(length) = self.range.map(|length| length.min(self.size)) else { return 0..self.size };
+        let places = self.size.checked_div(length).unwrap_or(1).max(1);
+        let start = splitmix64(number) % places * length;
+        start..start + length
+    }
 }
 
 // Processor time and waiting time of this thread, ns; `None` where the kernel does not tell.
@@ -599,6 +653,36 @@ mod tests {
             let mut out = Vec::new();
             push_name(&mut out, "p/", index);
             assert_eq!(out, object_name("p/", index).into_bytes());
+        }
+    }
+
+    #[test]
+    fn ranges_lie_in_the_object_and_say_where() {
+        let target = Target::parse("http://127.0.0.1:1/b").expect("whole");
+        let job = |size, range| Job {
+            target: &target,
+            content_bucket: "b",
+            prefix: "",
+            objects: 1,
+            count: 1,
+            size,
+            version: 1,
+            concurrency: 1,
+            verify: Verify::Full,
+            range,
+            discard: false,
+            headers: b"",
+            signatures: None,
+            timeout: Duration::from_secs(1),
+        };
+        assert_eq!(job(1000, None).asked(7), 0..1000);
+        assert_eq!(job(1000, Some(1000)).asked(7), 0..1000);
+        let seen: std::collections::BTreeSet<u64> =
+            (0..100).map(|number| job(1000, Some(300)).asked(number).start).collect();
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), [0, 300, 600]);
+        assert_eq!(parse_content_range(b"bytes 300-599/1000"), Some((300..600, 1000)));
+        for wrong in ["bytes */1000", "bytes 300-599", "300-599/1000", "bytes 1-18446744073709551615/2"] {
+            assert_eq!(parse_content_range(wrong.as_bytes()), None, "{wrong}");
         }
     }
 

@@ -96,6 +96,8 @@ struct Course {
     reads: u32,
 }
 
+/// What is read while the end of the head is looked for: the body behind it is not to be copied twice, or dropped.
+const HEAD_READ_BYTES: usize = 1024;
 /// How many of the slowest requests are told.
 const WORST_TOLD: usize = 8;
 
@@ -250,7 +252,7 @@ async fn answer(load: &Load, stream: &mut TcpStream, sent: Instant) -> anyhow::R
     let (mut course, mut last) = (Course::default(), sent);
     let (end, received) = loop {
         let before = head.len() as u64;
-        let count = receive(load, stream, |bytes| head.extend_from_slice(bytes)).await?;
+        let count = receive(load, stream, HEAD_READ_BYTES, |bytes| head.extend_from_slice(bytes)).await?;
         ensure!(count > 0, "closed before the answer");
         course.note(sent, &mut last, before);
         if let Some(end) = head.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -279,7 +281,7 @@ async fn answer(load: &Load, stream: &mut TcpStream, sent: Instant) -> anyhow::R
         let count = if load.options.discard {
             discard(load, stream, left).await?
         } else {
-            receive(load, stream, |_| ()).await? as u64
+            receive(load, stream, usize::MAX, |_| ()).await? as u64
         };
         ensure!(count > 0, "closed {left} bytes before the end");
         course.note(sent, &mut last, end as u64 + length - left);
@@ -307,11 +309,17 @@ async fn discard(load: &Load, stream: &mut TcpStream, left: u64) -> anyhow::Resu
     }
 }
 
-/// One read into the shared buffer, which is borrowed only while the read runs.
-async fn receive(load: &Load, stream: &mut TcpStream, seen: impl FnOnce(&[u8])) -> anyhow::Result<usize> {
+/// One read of at most so many bytes into the shared buffer, which is borrowed only while the read runs.
+async fn receive(
+    load: &Load,
+    stream: &mut TcpStream,
+    most: usize,
+    seen: impl FnOnce(&[u8]),
+) -> anyhow::Result<usize> {
     let count = std::future::poll_fn(|context| {
         let mut buffer = load.buffer.borrow_mut();
-        let mut target = ReadBuf::new(&mut buffer);
+        let most = most.min(buffer.len());
+        let mut target = ReadBuf::new(&mut buffer[..most]);
         Pin::new(&mut *stream).poll_read(context, &mut target).map_ok(|()| target.filled().len())
     })
     .await
