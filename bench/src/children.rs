@@ -145,6 +145,34 @@ pub struct NodePlan<'a> {
     pub folder: &'a Path,
 }
 
+/// What every node that the bench starts is told.
+pub(crate) struct NodeCommand<'a> {
+    /// The program.
+    pub(crate) program: &'a Path,
+    /// `--listen`, on loopback.
+    pub(crate) port: u16,
+    /// `--admin`, on loopback.
+    pub(crate) admin_port: u16,
+    /// `--cores`.
+    pub(crate) cores: &'a str,
+    /// `--memory`.
+    pub(crate) memory: &'a str,
+    /// `--engine`.
+    pub(crate) engine: &'a str,
+}
+
+impl NodeCommand<'_> {
+    /// `forebay-node serve` with all of it; what it serves is still to be added.
+    pub(crate) fn build(&self) -> Command {
+        let mut command = Command::new(self.program);
+        command.args(["serve", "--anonymous"]);
+        command.arg("--listen").arg(format!("127.0.0.1:{}", self.port));
+        command.arg("--admin").arg(format!("127.0.0.1:{}", self.admin_port));
+        command.args(["--cores", self.cores, "--memory", self.memory, "--engine", self.engine]);
+        command
+    }
+}
+
 /// Starts a node on free ports of loopback and waits until it is ready; the node and `http://host:port`.
 ///
 /// # Errors
@@ -155,23 +183,15 @@ pub fn start_node(plan: &NodePlan, stop: &AtomicBool) -> Result<(Running, String
     loop {
         tries += 1;
         let [port, admin_port] = free_ports()?;
-        let mut command = Command::new(plan.program);
-        command.arg("serve");
-        command.args([
-            "--listen",
-            &format!("127.0.0.1:{port}"),
-            "--admin",
-            &format!("127.0.0.1:{admin_port}"),
-        ]);
-        command.args([
-            "--cores",
-            &plan.cores,
-            "--memory",
-            plan.memory,
-            "--anonymous",
-            "--engine",
-            plan.engine,
-        ]);
+        let command = NodeCommand {
+            program: plan.program,
+            port,
+            admin_port,
+            cores: &plan.cores,
+            memory: plan.memory,
+            engine: plan.engine,
+        };
+        let mut command = command.build();
         let drive = plan.folder.join("drive.forebay");
         command.args(["--drive", &format!("path={},size={}MiB", drive.display(), plan.drive_bytes >> 20)]);
         command.args(&plan.serves).stdout(Stdio::null());
@@ -187,7 +207,7 @@ pub fn start_node(plan: &NodePlan, stop: &AtomicBool) -> Result<(Running, String
 }
 
 // Two different ports of loopback that are free now: both are held until both are known.
-fn free_ports() -> Result<[u16; 2]> {
+pub(crate) fn free_ports() -> Result<[u16; 2]> {
     let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("looking for a free port");
     let (one, two) = (listen()?, listen()?);
     Ok([one.local_addr()?.port(), two.local_addr()?.port()])

@@ -6,6 +6,7 @@
 //!                  │                  └─► recorder
 //!                  └─► statistics ─► report (text, JSON), beside the document's figures
 //!  ceilings: what the machine itself allows, before anything is compared
+//!  peers: a node beside other servers, each at its best
 //! ```
 //!
 //! A comparison is only as good as what it admits: the origin is named emulated when it is, every byte is
@@ -24,6 +25,8 @@ pub mod document;
 pub mod environment;
 pub mod origin;
 pub mod own_data;
+pub mod peers;
+mod processors;
 pub mod recorder;
 pub mod report;
 pub mod run;

@@ -3,8 +3,9 @@
 //! Exit codes: 0 sound, 1 errors, 2 usage, 3 a wrong byte, 4 the run proves nothing.
 
 use anyhow::{Context, Result, bail};
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum as _};
 use forebay_bench::ceilings::net::{self, Plan};
+use forebay_bench::children::sibling;
 use forebay_bench::client::plain::OriginDoor;
 use forebay_bench::client::signing::KeySigner;
 use forebay_bench::client::{Target, Verify};
@@ -15,6 +16,7 @@ use forebay_bench::origin::catalog::Dataset;
 use forebay_bench::origin::model::{Class, Profile};
 use forebay_bench::origin::server::Server;
 use forebay_bench::own_data::{TryArgs, try_own_data};
+use forebay_bench::peers::{self, CELLS, Peer};
 use forebay_bench::report::{Run, text};
 use forebay_bench::run::{CacheState, Setup, run};
 use forebay_bench::stop;
@@ -22,7 +24,7 @@ use forebay_bench::units::{Scale, parse_duration, parse_size};
 use forebay_bench::workloads::{Changes, Row, Workload};
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -53,6 +55,48 @@ enum Command {
     Try(TryArgs),
     /// The most that this machine's loopback and this client allow, whoever serves
     Net(NetArgs),
+    /// A node beside nginx, Varnish, Traffic Server, Caddy and cachey, hot in memory, on this machine
+    Peers(PeersArgs),
+}
+
+/// Each server alone on one core, this client on another; every byte verified once, then pairs of blocks A B, B A.
+/// Servers are found in PATH: `apt-get install nginx varnish gcc trafficserver caddy`; `cargo install cachey`, its program
+/// `server` renamed to cachey. One that is not there is a row that says so. Exit code 4 if a row does not hold what it must.
+#[derive(clap::Args)]
+struct PeersArgs {
+    /// What is asked for [all]
+    #[arg(long, value_name = "CELL,...", value_delimiter = ',', value_parser = cell_names())]
+    cells: Vec<String>,
+    /// Whom the node is compared with [all]
+    #[arg(long, value_name = "PEER,...", value_delimiter = ',', value_enum)]
+    peers: Vec<Peer>,
+    /// Pairs of blocks; an interval needs 5
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pairs: u32,
+    /// About how long a block takes
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    block: Duration,
+    /// How the node does its I/O: auto, uring or portable
+    #[arg(long, default_value = "auto", value_parser = ["auto", "uring", "portable"])]
+    engine: String,
+    /// Copy bodies in the client, as an application would, instead of letting the kernel drop them
+    #[arg(long)]
+    copy: bool,
+    /// The servers' core [the first that this process may use]
+    #[arg(long, value_name = "CORE")]
+    server_cpu: Option<usize>,
+    /// The client's core [the last]
+    #[arg(long, value_name = "CORE")]
+    cpu: Option<usize>,
+    /// Where files and caches go, about 4 GB, removed afterwards
+    #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
+    folder: PathBuf,
+    /// Write the plan and every block as JSON; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// No progress on standard error
+    #[arg(long, short)]
+    quiet: bool,
 }
 
 /// A server that does nothing but answer, on one core, and this client on another: what is left for a server to lose.
@@ -183,6 +227,7 @@ fn main() -> ExitCode {
         Command::All(args) => measure(&args, &[Row::Bulk, Row::Download], Changes::default()),
         Command::Demo(args) => stop::on_signals().and_then(|stop| demo(&args, stop, argv())),
         Command::Net(args) => net(&args),
+        Command::Peers(args) => compare_peers(&args),
         Command::Try(args) => stop::on_signals().and_then(|stop| try_own_data(&args, stop)),
     };
     match outcome {
@@ -264,10 +309,58 @@ fn measure(args: &RunArgs, rows: &[Row], changes: Changes) -> Result<u8> {
 }
 
 fn net(args: &NetArgs) -> Result<u8> {
+    let chosen = two_cores(args.server_cpu, args.cpu)?;
+    let plan = Plan {
+        sizes: args.sizes.clone(),
+        connections: args.connections.into(),
+        block: args.block,
+        rounds: args.rounds,
+        cores: chosen,
+    };
+    let found = net::measure(&plan, stop::on_signals()?)?;
+    tell(args.json.as_deref(), &found.to_json(), &found.text())?;
+    Ok(0)
+}
+
+fn cell_names() -> clap::builder::PossibleValuesParser {
+    clap::builder::PossibleValuesParser::new(CELLS.map(|cell| cell.name))
+}
+
+fn compare_peers(args: &PeersArgs) -> Result<u8> {
+    let stop = stop::on_signals()?;
+    let cells = CELLS.into_iter();
+    let cells: Vec<_> = cells
+        .filter(|cell| args.cells.is_empty() || args.cells.iter().any(|name| name == cell.name))
+        .collect();
+    let all = Peer::value_variants();
+    let plan = peers::Plan {
+        cells,
+        peers: if args.peers.is_empty() { all.to_vec() } else { args.peers.clone() },
+        pairs: args.pairs,
+        block: args.block,
+        cores: two_cores(args.server_cpu, args.cpu)?,
+        node: sibling("forebay-node", "forebay-dataplane", stop)?,
+        engine: args.engine.clone(),
+        copies: args.copy,
+        folder: args.folder.clone(),
+    };
+    let quiet = args.quiet;
+    let found = peers::compare(&plan, stop, &mut |line| {
+        if !quiet {
+            eprintln!("{line}");
+        }
+    })?;
+    tell(args.json.as_deref(), &found.to_json(), &found.text())?;
+    let (lost, _) = found.lost();
+    Ok(if lost > 0 { 4 } else { 0 })
+}
+
+/// The server's core and the client's, which must be two.
+fn two_cores(server: Option<usize>, client: Option<usize>) -> Result<(usize, usize)> {
     let cores: Vec<usize> =
         core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
     let (Some(first), Some(last)) = (cores.first(), cores.last()) else { bail!("the kernel names no cores") };
-    let chosen = (args.server_cpu.unwrap_or(*first), args.cpu.unwrap_or(*last));
+    let chosen = (server.unwrap_or(*first), client.unwrap_or(*last));
     for (flag, core) in [("--server-cpu", chosen.0), ("--cpu", chosen.1)] {
         if !cores.contains(&core) {
             return Err(usage(format!("{flag} {core}: this process may use cores {cores:?}")));
@@ -279,27 +372,24 @@ fn net(args: &NetArgs) -> Result<u8> {
             chosen.0
         )));
     }
-    let plan = Plan {
-        sizes: args.sizes.clone(),
-        connections: args.connections.into(),
-        block: args.block,
-        rounds: args.rounds,
-        cores: chosen,
-    };
-    let found = net::measure(&plan, stop::on_signals()?)?;
-    let is_piped = args.json.as_deref().is_some_and(|path| path.as_os_str() == "-");
-    if let Some(path) = &args.json {
-        let text = format!("{:#}\n", found.to_json());
-        if is_piped {
-            print!("{text}");
-        } else {
-            std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+    Ok(chosen)
+}
+
+/// JSON into its file and the text on standard output, or JSON there instead.
+fn tell(file: Option<&Path>, json: &serde_json::Value, text: &str) -> Result<()> {
+    let json = format!("{json:#}\n");
+    match file {
+        Some(path) if path.as_os_str() == "-" => {
+            print!("{json}");
+            return Ok(());
         }
+        Some(path) => {
+            std::fs::write(path, json).with_context(|| format!("writing {}", path.display()))?;
+        }
+        None => {}
     }
-    if !is_piped {
-        print!("{}", found.text());
-    }
-    Ok(0)
+    print!("{text}");
+    Ok(())
 }
 
 fn changes(args: &WorkloadArgs) -> Changes {

@@ -223,6 +223,7 @@ pub fn run(setup: &Setup, workload: Workload) -> Result<Outcome> {
         verify: setup.verify,
         range: None,
         discard: false,
+        needs_etag: true,
         headers: b"",
         signatures: signatures
             .as_ref()

@@ -5,14 +5,13 @@
 #![forbid(unsafe_code)]
 
 use super::null::{NullServer, Way};
-use super::{core_busy_seconds, thread_cpu_ns};
 use crate::client::lanes::{EtagLedger, Job, run as run_lanes};
 use crate::client::{Target, Verify};
 use crate::environment::Environment;
+use crate::processors::{core_busy_seconds, pin, thread_cpu_ns};
 use crate::recorder::Block;
 use crate::units::size_text;
 use anyhow::{Context, Result, bail};
-use core_affinity::CoreId;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -116,6 +115,7 @@ fn block(plan: &Plan, size: u64, way: Way, stop: &AtomicBool) -> Result<Measured
         verify: Verify::Length,
         range: None,
         discard: false,
+        needs_etag: true,
         headers: b"",
         signatures: None,
         timeout: TIMEOUT,
@@ -167,16 +167,6 @@ fn asked(job: &Job, stop: &AtomicBool) -> Result<Block> {
         bail!("{} of {} answers were whole: {}", block.ops, job.count, first.unwrap_or_default());
     }
     Ok(block)
-}
-
-fn pin(core: usize) -> Result<()> {
-    let id = CoreId { id: core };
-    let cores = core_affinity::get_core_ids().unwrap_or_default();
-    // A thread that is pinned already sees its own core alone; the kernel refuses what the process may not use.
-    if !core_affinity::set_for_current(id) {
-        bail!("core {core}: this process may use {:?}", cores.iter().map(|core| core.id).collect::<Vec<_>>());
-    }
-    Ok(())
 }
 
 impl Cell {
