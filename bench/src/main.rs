@@ -16,7 +16,7 @@ use forebay_bench::origin::catalog::Dataset;
 use forebay_bench::origin::model::{Class, Profile};
 use forebay_bench::origin::server::Server;
 use forebay_bench::own_data::{TryArgs, try_own_data};
-use forebay_bench::peers::{self, CELLS, Peer};
+use forebay_bench::peers::{self, CELLS, Cell, Peer};
 use forebay_bench::report::{Run, text};
 use forebay_bench::run::{CacheState, Setup, run};
 use forebay_bench::stop;
@@ -70,6 +70,9 @@ struct PeersArgs {
     /// Whom the node is compared with [all]
     #[arg(long, value_name = "PEER,...", value_delimiter = ',', value_enum)]
     peers: Vec<Peer>,
+    /// At most so many objects of each set [2,500 to 3]; a set that fits into the processor's caches measures those
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    objects_max: Option<u64>,
     /// Pairs of blocks; an interval needs 5
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pairs: u32,
@@ -328,10 +331,10 @@ fn cell_names() -> clap::builder::PossibleValuesParser {
 
 fn compare_peers(args: &PeersArgs) -> Result<u8> {
     let stop = stop::on_signals()?;
-    let cells = CELLS.into_iter();
-    let cells: Vec<_> = cells
-        .filter(|cell| args.cells.is_empty() || args.cells.iter().any(|name| name == cell.name))
-        .collect();
+    let is_chosen = |cell: &Cell| args.cells.is_empty() || args.cells.iter().any(|name| name == cell.name);
+    let objects_max = args.objects_max.unwrap_or(u64::MAX);
+    let cells = CELLS.into_iter().filter(is_chosen);
+    let cells = cells.map(|cell| Cell { objects: cell.objects.min(objects_max), ..cell }).collect();
     let all = Peer::value_variants();
     let plan = peers::Plan {
         cells,

@@ -19,7 +19,7 @@ def main():
     folder = bed.room()
     bed.make_files(folder, ["k"])
     passed = failed = 0
-    with bed.nginx(folder, "static") as origin, bed.Node(origin) as node:
+    with bed.nginx(folder) as origin, bed.Node(origin) as node:
         bed.load(node, "k", "--order", "once")
         bed.load(node, "k", "--seconds", "1", tier="ram")
         copied = node.metric("forebay_serve_hit_copied_bytes_total")

@@ -614,7 +614,6 @@ fn parse_head(
                 Some("Content-Length is not that of what was asked for")
             }
             (_, _, None) if job.needs_etag => Some("no ETag"),
-            (_, _, None) => None,
             (_, _, Some(etag)) if !etags.agrees(object, etag) => Some("its ETag is not the one seen before"),
             _ => None,
         };

@@ -45,7 +45,7 @@ const WARM_PASSES_MAX: u32 = 5;
 const TRIAL_BLOCKS: usize = 3;
 /// Of a block's length, what is measured to find its number of requests.
 const RATE_SHARE: f64 = 5.0;
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_mins(1);
 /// Written at a time.
 const WRITE_BYTES: usize = 1 << 20;
 

@@ -159,7 +159,14 @@ impl Drop for Emulator {
 
 /// The program itself with these arguments.
 pub(crate) fn bench(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_forebay-bench")).args(arguments).output().expect("the program starts")
+    bench_command(arguments).output().expect("the program starts")
+}
+
+/// The program with these arguments, not started yet.
+pub(crate) fn bench_command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-bench"));
+    command.args(arguments);
+    command
 }
 
 /// Its exit code, with everything it said if it is another one.
