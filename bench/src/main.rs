@@ -1,6 +1,6 @@
 //! The front door: commands to modules, outcomes to exit codes.
 //!
-//! Exit codes: 0 sound, 1 errors, 2 usage, 3 a wrong byte, 4 the run proves nothing.
+//! Exit codes: 0 sound, 1 errors, 2 usage, 3 a wrong byte, 4 the run proves nothing, or a row of `peers` is lost.
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand, ValueEnum as _};
@@ -31,7 +31,7 @@ use std::time::Duration;
 /// The honest stopwatch of Forebay: an origin emulator, the document's workloads, a demo, and your own data.
 ///
 /// Exit codes: 0 sound; 1 I/O or HTTP errors; 2 usage; 3 a byte failed verification; 4 the run proves nothing
-/// (not warm, client-bound, emulator late).
+/// (not warm, client-bound, emulator late), or a row of `peers` does not hold what it must.
 #[derive(Parser)]
 #[command(version, max_term_width = 110)]
 struct Cli {

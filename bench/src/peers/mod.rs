@@ -74,6 +74,9 @@ pub const CELLS: [Cell; 6] = [
     Cell { name: "1MiB-ranges", size: 100_000_000, objects: 3, range: Some(1 << 20), connections: 32 },
 ];
 
+/// What a server is asked for until it answers.
+const READY: Cell = Cell { name: "ready", size: 1, objects: 1, range: None, connections: 1 };
+
 /// What is measured.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -152,9 +155,9 @@ impl Room<'_> {
         self.origin_url.strip_prefix("http://").unwrap_or(&self.origin_url)
     }
 
-    /// The path of an object that is there.
-    fn first_object(&self, cell: &Cell) -> String {
-        format!("/{}/{}", self.bucket, object_name(&prefix(cell), 0))
+    /// The path of a small object that is there.
+    fn ready_path(&self) -> String {
+        format!("/{}/{}", self.bucket, object_name(&prefix(&READY), 0))
     }
 }
 
@@ -179,6 +182,7 @@ pub fn compare(plan: &Plan, stop: &AtomicBool, told: &mut dyn FnMut(&str)) -> Re
     let origin_url = origin.first_line()?;
     let door = OriginDoor::parse(&origin_url).map_err(anyhow::Error::msg)?;
     let mut sets: Vec<Cell> = plan.cells.clone();
+    sets.push(READY);
     sets.sort_by_key(|cell| cell.size);
     sets.dedup_by_key(|cell| cell.size);
     door.declare(&sets.iter().map(dataset).collect::<Vec<_>>()).context("declaring the objects")?;
@@ -199,7 +203,7 @@ pub fn compare(plan: &Plan, stop: &AtomicBool, told: &mut dyn FnMut(&str)) -> Re
         write_files(&room.files, cell)?;
     }
     pin(plan.cores.1)?;
-    let mut bed = Bed { plan, room: &room, door, stop, told };
+    let mut bed = Bed { plan, room: &room, door, told };
     let mut compared = Vec::new();
     for cell in &plan.cells {
         (bed.told)(&format!("{}: warming the node", cell.name));
@@ -237,7 +241,6 @@ struct Bed<'a> {
     plan: &'a Plan,
     room: &'a Room<'a>,
     door: OriginDoor,
-    stop: &'a AtomicBool,
     told: &'a mut dyn FnMut(&str),
 }
 
@@ -345,7 +348,7 @@ impl Bed<'_> {
             timeout: TIMEOUT,
         };
         let name = server.kind.word();
-        let block = run_lanes(&job, &mut EtagLedger::default(), self.stop)
+        let block = run_lanes(&job, &mut EtagLedger::default(), self.room.stop)
             .with_context(|| format!("asking {name}"))?;
         if block.ops != count {
             let first = block.failures.first().cloned().or_else(|| block.errors.keys().next().cloned());

@@ -9,6 +9,7 @@ use crate::children::{NodeCommand, Running, free_ports};
 use crate::client::Target;
 use crate::processors::on_core;
 use anyhow::{Context, Result, bail};
+use rustix::process::{Resource, getrlimit};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -158,11 +159,11 @@ pub(super) fn start(kind: Kind, cell: &Cell, room: &Room) -> Result<Server> {
     let (mut command, first) = match kind {
         Kind::Node => node(room, port, second_port),
         Kind::NginxStatic { .. } | Kind::NginxCache | Kind::NginxSlice => {
-            (nginx(kind, room, base, port)?, room.first_object(cell))
+            (nginx(kind, room, base, port)?, room.ready_path())
         }
-        Kind::Varnish => (varnish(room, base, port)?, room.first_object(cell)),
-        Kind::TrafficServer => (traffic_server(room, base, port)?, room.first_object(cell)),
-        Kind::Caddy => (caddy(room, base, port)?, room.first_object(cell)),
+        Kind::Varnish => (varnish(room, base, port)?, room.ready_path()),
+        Kind::TrafficServer => (traffic_server(room, base, port)?, room.ready_path()),
+        Kind::Caddy => (caddy(room, base, port)?, room.ready_path()),
         Kind::Cachey => cachey(room, port)?,
     };
     command.stdout(Stdio::null());
@@ -220,6 +221,10 @@ fn nginx(kind: Kind, room: &Room, base: &Path, port: u16) -> Result<Command> {
         Kind::NginxStatic { chunk_bytes } => (format!("root {};", room.files.display()), chunk_bytes),
         _ => bail!("not nginx: {kind:?}"),
     };
+    // As many open files as it may have; connections need some of them.
+    let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    let descriptors = most.min(65536);
+    let open_files = descriptors.saturating_sub(1000).max(100);
     let base_text = base.display();
     let mut temporary = String::new();
     for (number, name) in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"].iter().enumerate() {
@@ -227,14 +232,14 @@ fn nginx(kind: Kind, room: &Room, base: &Path, port: u16) -> Result<Command> {
     }
     let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
     let text = format!(
-        "{user} worker_processes 1; daemon off; worker_rlimit_nofile 65536; pid {base_text}/pid;
+        "{user} worker_processes 1; daemon off; worker_rlimit_nofile {descriptors}; pid {base_text}/pid;
          error_log stderr error;
          events {{ worker_connections 4096; use epoll; multi_accept on; }}
          http {{
              access_log off; default_type application/octet-stream;
              sendfile on; sendfile_max_chunk {chunk_bytes}; tcp_nopush off; tcp_nodelay on;
              keepalive_requests {REQUESTS_MAX}; keepalive_timeout 3600s;
-             open_file_cache max=50000 inactive=1d; open_file_cache_valid 1d;
+             open_file_cache max={open_files} inactive=1d; open_file_cache_valid 1d;
              {temporary}
              proxy_cache_path {base_text}/cache levels=1:2 keys_zone=z:64m max_size=20g inactive=1d use_temp_path=off;
              upstream origin {{ server {origin}; keepalive 64; }}
