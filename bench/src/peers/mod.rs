@@ -29,6 +29,7 @@ use crate::origin::model::Class;
 use crate::processors::{Usage, core_busy_seconds, pin, usage_of};
 use crate::recorder::{Block, CacheAnswer};
 use anyhow::{Context, Result, bail, ensure};
+use report::Ratios;
 use servers::{Kind, Server, start};
 use std::fs;
 use std::io::Write as _;
@@ -124,6 +125,7 @@ struct Pairs {
     tried: Vec<(String, f64)>,
     /// The node's block and the peer's, in the order of the pairs; in every other one the peer's came first.
     blocks: Vec<(Measured, Measured)>,
+    ratios: Ratios,
     memory_bytes: (u64, u64),
 }
 
@@ -282,7 +284,7 @@ impl Bed<'_> {
         }
         let memory_bytes =
             (usage_of(node.running.id()).memory_bytes, usage_of(server.running.id()).memory_bytes);
-        Ok(Pairs { way: server.kind.word(), tried, blocks, memory_bytes })
+        Ok(Pairs { way: server.kind.word(), tried, ratios: Ratios::of(&blocks), blocks, memory_bytes })
     }
 
     /// Reads until the origin is not asked any more, and verifies every byte of what is then asked for.

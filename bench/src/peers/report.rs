@@ -14,7 +14,8 @@ const P99_MARGIN: f64 = 1.15;
 const SEED: u64 = 42;
 
 /// The node's figures over the peer's.
-struct Ratios {
+#[derive(Clone, Debug)]
+pub(super) struct Ratios {
     cpu: Ratio,
     core: Ratio,
     p99: Ratio,
@@ -22,14 +23,14 @@ struct Ratios {
 }
 
 impl Ratios {
-    fn of(pairs: &Pairs) -> Self {
+    /// Of pairs of blocks, the node's first.
+    pub(super) fn of(blocks: &[(Measured, Measured)]) -> Self {
         let of = |figure: &dyn Fn(&Measured) -> Option<f64>| {
-            let pairs: Vec<_> =
-                pairs.blocks.iter().map(|(ours, theirs)| (figure(ours), figure(theirs))).collect();
+            let pairs: Vec<_> = blocks.iter().map(|(ours, theirs)| (figure(ours), figure(theirs))).collect();
             paired_ratio(&pairs, SEED)
         };
         let (ours, theirs): (Vec<&Metric>, Vec<&Metric>) =
-            pairs.blocks.iter().map(|(ours, theirs)| (&ours.block.latency, &theirs.block.latency)).unzip();
+            blocks.iter().map(|(ours, theirs)| (&ours.block.latency, &theirs.block.latency)).unzip();
         Self {
             cpu: of(&Measured::cpu_s_per_gb),
             core: of(&Measured::core_s_per_gb),
@@ -75,7 +76,7 @@ impl Comparison {
     pub fn lost(&self) -> (usize, usize) {
         let lost = |compared: &&Compared| {
             let Ok(pairs) = &compared.outcome else { return false };
-            Ratios::of(pairs).holds(compared.peer) == Some(false)
+            pairs.ratios.holds(compared.peer) == Some(false)
         };
         let missing = self.compared.iter().filter(|compared| compared.outcome.is_err()).count();
         (self.compared.iter().filter(lost).count(), missing)
@@ -110,7 +111,7 @@ impl Comparison {
                     let _ = writeln!(out, "| {cell} | {peer} | not compared: {why} | | | | |");
                 }
                 Ok(pairs) => {
-                    let ratios = Ratios::of(pairs);
+                    let ratios = &pairs.ratios;
                     let held = match ratios.holds(compared.peer) {
                         Some(true) => "holds",
                         Some(false) => "**lost**",
@@ -195,7 +196,7 @@ impl Comparison {
         let rows = self.compared.iter().map(|compared| match &compared.outcome {
             Err(why) => json!({"cell": compared.cell.name, "peer": compared.peer.word(), "missing": why}),
             Ok(pairs) => {
-                let ratios = Ratios::of(pairs);
+                let ratios = &pairs.ratios;
                 let pairs_json: Vec<_> =
                     pairs.blocks.iter().map(|(ours, theirs)| json!([one(ours), one(theirs)])).collect();
                 json!({
@@ -244,7 +245,7 @@ mod tests {
     }
 
     fn found(peer: Peer, ours: f64, slower: u64) -> Comparison {
-        let blocks = (0..10)
+        let blocks: Vec<_> = (0..10)
             .map(|pair| {
                 let noise = 1.0 + f64::from(pair) / 1000.0;
                 (measured(ours * noise, 1_000_000 * slower), measured(0.2, 1_000_000))
@@ -253,6 +254,7 @@ mod tests {
         let pairs = Pairs {
             way: "its way".to_owned(),
             tried: vec![("its way".to_owned(), 0.2)],
+            ratios: Ratios::of(&blocks),
             blocks,
             memory_bytes: (1 << 20, 2 << 20),
         };
