@@ -1,7 +1,7 @@
 //! What was found, as Markdown for people and JSON for programs. A row that is lost is printed like the others.
 #![forbid(unsafe_code)]
 
-use super::{Compared, Comparison, Measured, Pairs, Peer};
+use super::{Compared, Comparison, Measured, Peer};
 use crate::recorder::{Block, Metric};
 use crate::statistics::{Ratio, paired_ratio, percentile_ratio};
 use serde_json::{Value, json};
@@ -229,7 +229,7 @@ impl Comparison {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{CELLS, Plan};
+    use super::super::{CELLS, Pairs, Plan};
     use super::*;
     use crate::environment::Environment;
     use crate::recorder::Window;
