@@ -155,6 +155,10 @@ table! {
         "Bytes the kernel took for clients over TCP, heads and bodies; through TLS, encrypted.";
     SentByReferenceBytes = "forebay_serve_sent_by_reference_bytes_total",
         "Of these, bytes of hot pieces that left without a copy by this machine's kernel.";
+    SentZeroCopyBytes = "forebay_serve_sent_zero_copy_bytes_total",
+        "Of the bytes sent, those that the network was to read where they lie (SENDMSG_ZC).";
+    ZeroCopyCopiedBytes = "forebay_serve_zero_copy_copied_bytes_total",
+        "Of the bytes sent zero-copy, those that the kernel copied all the same; their peers are not asked again.";
     QuicSendBytes = "forebay_serve_quic_send_bytes_total",
         "Body bytes copied into the send buffers of QUIC, for clients over HTTP/3.";
     QuicRetries = "forebay_serve_quic_retries_total",
@@ -235,6 +239,8 @@ table! {
     Gauge
     Connections = "forebay_serve_connections",
         "Client connections now open.";
+    ZeroCopyBytes = "forebay_serve_zero_copy_bytes",
+        "Bytes of memory that the network still reads, after zero-copy sends.";
     PagesFree = "forebay_arena_pages_free",
         "Pages of 2 MiB that nothing holds.";
     Objects = "forebay_table_objects",
@@ -294,6 +300,12 @@ impl WorkerCounters {
     pub fn adjust(&self, gauge: Gauge, change: i64) {
         let cell = &self.cells.gauges[gauge.cell()];
         cell.store(cell.load(Ordering::Relaxed).wrapping_add(change), Ordering::Relaxed);
+    }
+
+    /// Takes over this writer's part of a gauge that is kept elsewhere.
+    #[inline]
+    pub fn put(&self, gauge: Gauge, value: i64) {
+        self.cells.gauges[gauge.cell()].store(value, Ordering::Relaxed);
     }
 
     /// Takes over a total that is counted elsewhere.

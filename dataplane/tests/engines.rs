@@ -13,7 +13,7 @@ use std::time::Duration;
 use forebay_dataplane::arena::{Arena, ArenaOptions, Lease, Purpose};
 use forebay_dataplane::engine::portable::Portable;
 use forebay_dataplane::engine::uring::{Registry, Ring};
-use forebay_dataplane::engine::{Engine, Outgoing, SendWatch, Slice, Socket, task};
+use forebay_dataplane::engine::{Engine, Outgoing, SendPolicy, SendWatch, Sends, Slice, Socket, task};
 use tokio::runtime::{Builder, LocalOptions};
 
 const MIB: usize = 1 << 20;
@@ -26,19 +26,41 @@ fn arena() -> &'static Arena {
 
 /// Runs a behaviour on both engines. A host that refuses io_uring fails the test: it is what we are for.
 fn on_both<F: Future<Output = ()>>(behaviour: impl Fn(Engine) -> F) {
-    for name in ["uring", "portable"] {
+    on_these(&["uring", "portable"], behaviour);
+}
+
+/// On both engines, and with every body sent zero-copy, though this machine's loopback copies it.
+fn on_all<F: Future<Output = ()>>(behaviour: impl Fn(Engine) -> F) {
+    on_these(&["uring", "uring, zero-copy", "portable"], behaviour);
+}
+
+fn on_these<F: Future<Output = ()>>(engines: &[&str], behaviour: impl Fn(Engine) -> F) {
+    for name in engines {
         println!("engine {name}");
         let runtime = Builder::new_current_thread()
             .enable_all()
             .build_local(LocalOptions::default())
             .expect("a runtime");
         runtime.block_on(async {
-            let engine = match name {
-                "uring" => Engine::Uring(Ring::start().expect("io_uring is granted here")),
-                _ => Engine::Portable(Portable),
+            let sends = if name.contains("zero-copy") { Sends::ZeroCopy } else { Sends::Auto };
+            let policy = SendPolicy { sends, ..SendPolicy::default() };
+            let engine = match *name {
+                "portable" => Engine::Portable(Portable::default()),
+                _ => Engine::Uring(Ring::start(policy).expect("io_uring is granted here")),
             };
-            tokio::time::timeout(PATIENCE, behaviour(engine)).await.expect("nothing hangs");
+            tokio::time::timeout(PATIENCE, behaviour(engine.clone())).await.expect("nothing hangs");
+            tokio::time::timeout(PATIENCE, returned(&engine))
+                .await
+                .expect("the network gives everything back");
         });
+    }
+}
+
+/// Waits until the network has let go of what was sent zero-copy.
+async fn returned(engine: &Engine) {
+    let Engine::Uring(ring) = engine else { return };
+    while ring.counts().lent_bytes > 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
@@ -80,7 +102,7 @@ fn has_ended(peer: &mut TcpStream) -> bool {
 #[test]
 fn bytes_come_and_go_with_header_and_slices_in_order() {
     let arena = arena();
-    on_both(|engine| async move {
+    on_all(|engine| async move {
         let (socket, mut peer) = connect(&engine).await;
         peer.write_all(b"hello").expect("sent");
         let (received, buffer) = engine.recv(&socket, Vec::with_capacity(64)).await;
@@ -117,7 +139,7 @@ fn bytes_come_and_go_with_header_and_slices_in_order() {
 #[test]
 fn an_interrupted_send_counts_what_left_and_goes_on_later() {
     let arena = arena();
-    on_both(|engine| async move {
+    on_all(|engine| async move {
         let (socket, mut peer) = connect(&engine).await;
         // More than any socket buffer takes while nobody reads.
         let mut outgoing = Outgoing::default();
@@ -162,7 +184,7 @@ fn an_interrupted_send_counts_what_left_and_goes_on_later() {
 #[test]
 fn a_dropped_operation_gives_back_its_lease_and_loses_no_descriptor() {
     let arena = arena();
-    on_both(|engine| async move {
+    on_all(|engine| async move {
         // What is left open here is seen at the other end, whatever other threads of this process open meanwhile.
         let mut peers = Vec::new();
         for _ in 0..20 {
@@ -300,6 +322,34 @@ fn a_send_by_reference_that_is_interrupted_or_broken_says_what_left() {
     assert_eq!(arena.status().fills_bytes, 0, "every lease came back");
 }
 
+/// Loopback copies, and says so with the notification.
+#[test]
+fn the_kernel_says_that_loopback_copies() {
+    let arena = arena();
+    on_these(&["uring", "uring, zero-copy"], |engine| async move {
+        let Engine::Uring(ring) = &engine else { unreachable!("asked for") };
+        let (socket, mut peer) = connect(&engine).await;
+        let mut lease = arena.grant(Purpose::Fill, 100_000).expect("memory");
+        lease.append(&vec![7; 100_000]);
+        let mut outgoing = Outgoing::header(b"head|".to_vec());
+        outgoing.push(Slice::new(lease.freeze(), 0..100_000));
+        let (sent, mut outgoing) = engine.send(&socket, outgoing, &SendWatch::default()).await;
+        assert_eq!(sent.expect("sent"), 100_005);
+        assert!(outgoing.is_empty());
+        let zero_copy = outgoing.take_zero_copy();
+        drop(outgoing);
+        let mut got = vec![0; 100_005];
+        peer.read_exact(&mut got).expect("all of it");
+        assert!(got[..5] == *b"head|" && got[5..].iter().all(|byte| *byte == 7));
+        returned(&engine).await;
+        assert_eq!(arena.status().fills_bytes, 0, "every lease came back");
+        // Where the address tells, the kernel is not asked.
+        assert!(zero_copy == 0 || zero_copy == 100_005);
+        assert_eq!(ring.counts().copied_bytes, zero_copy);
+        assert_eq!(ring.counts().stale, 0);
+    });
+}
+
 /// Memory that was used again at once gave a slow reader the bytes of another object, all of them.
 #[test]
 fn lent_bytes_stay_what_they_were_until_a_slow_reader_has_them() {
@@ -342,7 +392,7 @@ fn a_drive_read_into_renewed_memory_arrives_there() {
     let runtime =
         Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).expect("a runtime");
     runtime.block_on(async {
-        let ring = Ring::start().expect("io_uring is granted here");
+        let ring = Ring::start(SendPolicy::default()).expect("io_uring is granted here");
         let engine = Engine::Uring(Rc::clone(&ring));
         let mut registry = Registry::build(arena).expect("registered");
         ring.register(arena, &registry.registered()).expect("registered");
@@ -373,7 +423,7 @@ fn an_idle_ring_makes_no_system_calls() {
     let runtime =
         Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).expect("a runtime");
     runtime.block_on(async {
-        let ring = Ring::start().expect("io_uring is granted here");
+        let ring = Ring::start(SendPolicy::default()).expect("io_uring is granted here");
         let engine = Engine::Uring(Rc::clone(&ring));
         let (socket, mut peer) = connect(&engine).await;
         let waiting = tokio::task::spawn_local({
@@ -480,7 +530,7 @@ fn many_large_sends_through_small_buffers_all_end() {
             .build_local(LocalOptions::default())
             .expect("a runtime");
         runtime.block_on(async {
-            let engine = Engine::Uring(Ring::start().expect("io_uring is granted here"));
+            let engine = Engine::Uring(Ring::start(SendPolicy::default()).expect("io_uring is granted here"));
             let mut lease = arena.grant(Purpose::Fill, MIB).expect("memory");
             lease.append(&vec![7; MIB]);
             let lease = lease.freeze();

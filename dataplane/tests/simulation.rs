@@ -73,6 +73,7 @@ fn limits(arena_bytes: usize) -> Limits {
         ram_reserve_bytes: arena_bytes as u64 - 2 * reserve,
         send_pinned_bytes_per_connection_max: 2 * MIB as u64,
         send_pinned_bytes_max: arena_bytes as u64 / 2,
+        zero_copy_bytes_max: arena_bytes as u64 / 16,
         tls_held_bytes_max: arena_bytes as u64 / 4,
         quic_send_bytes_max: 0,
         quic_handshakes_max: 8,

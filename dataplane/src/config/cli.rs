@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use forebay_control_api::{AcceleratorSpec, ByteSize, NodeId, Span, Zone};
 
 use super::value::{AdminAddr, AltSvc, ClientKey, CoreChoice, DriveArg, EngineChoice, parse_listen};
+use crate::engine::Sends;
 
 /// The command line as a whole.
 #[derive(Debug, Parser)]
@@ -119,6 +120,11 @@ pub struct Settings {
     #[arg(long, value_name = "ENGINE", value_parser = said::<EngineChoice>)]
     pub engine: Option<EngineChoice>,
 
+    /// How bodies leave: auto (no copy where the kernel makes none, hot ones by reference), copy, zero-copy or
+    /// reference [default: auto]
+    #[arg(long, value_name = "WAY", value_parser = said::<Sends>)]
+    pub send: Option<Sends>,
+
     /// File with the token that purge and drain need over TCP
     #[arg(long, value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
@@ -181,7 +187,7 @@ const ACCELERATOR_HELP: &str = "A bucket name that clients use and the store beh
 
 impl Settings {
     /// The names that a file may hold, `keys` among them.
-    pub(super) const NAMES: [&str; 26] = [
+    pub(super) const NAMES: [&str; 27] = [
         "listen",
         "listen-tls",
         "cert",
@@ -195,6 +201,7 @@ impl Settings {
         "accelerator",
         "anonymous",
         "engine",
+        "send",
         "admin-token-file",
         "send-stall",
         "drain",
@@ -230,6 +237,7 @@ impl Settings {
             accelerator: list(self.accelerator, file.accelerator),
             anonymous: self.anonymous || file.anonymous,
             engine: self.engine.or(file.engine),
+            send: self.send.or(file.send),
             admin_token_file: self.admin_token_file.or(file.admin_token_file),
             send_stall: self.send_stall.or(file.send_stall),
             drain: self.drain.or(file.drain),
@@ -325,6 +333,8 @@ mod tests {
             "--anonymous",
             "--engine",
             "portable",
+            "--send",
+            "reference",
             "--send-stall",
             "5s",
             "--connections",
@@ -335,6 +345,7 @@ mod tests {
         assert_eq!(settings.accelerator.len(), 2);
         assert_eq!(settings.memory, Some(ByteSize::gib(1)));
         assert!(settings.anonymous);
+        assert_eq!(settings.send, Some(Sends::Reference));
         assert_eq!(settings.connections, Some(9));
     }
 

@@ -122,6 +122,7 @@ fn parse(text: &str) -> Result<Settings, FileError> {
     }
     settings.anonymous = boolean(&mut table, "", "anonymous")?.unwrap_or(false);
     settings.engine = parsed(&mut table, "", "engine")?;
+    settings.send = parsed(&mut table, "", "send")?;
     settings.admin_token_file = text_of(&mut table, "", "admin-token-file")?.map(Into::into);
     settings.send_stall = parsed(&mut table, "", "send-stall")?;
     settings.drain = parsed(&mut table, "", "drain")?;
@@ -320,6 +321,7 @@ mod tests {
             drive = ["/dev/nvme0n1", { path = "/c/f", size = 1073741824 }]
             anonymous = true
             engine = "portable"
+            send = "copy"
             admin-token-file = "/etc/forebay/token"
             send-stall = "5s"
             drain = "1m"
@@ -362,6 +364,7 @@ mod tests {
         assert_eq!(settings.drive[1], DriveArg { path: "/c/f".into(), size: Some(ByteSize::gib(1)) });
         assert!(settings.anonymous);
         assert_eq!(settings.engine, Some(EngineChoice::Portable));
+        assert_eq!(settings.send, Some(crate::engine::Sends::Copy));
         assert_eq!(settings.admin_token_file, Some("/etc/forebay/token".into()));
         assert_eq!(settings.send_stall, Some(Span::from_secs(5)));
         assert_eq!(settings.drain, Some(Span::from_secs(60)));

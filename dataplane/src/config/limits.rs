@@ -38,6 +38,9 @@ pub struct Limits {
     pub send_pinned_bytes_per_connection_max: u64,
     /// The same for all connections together.
     pub send_pinned_bytes_max: u64,
+    /// Bytes that the network holds of ours behind zero-copy sends, until its readers have acknowledged them; beyond it
+    /// bodies are copied. A share for each worker.
+    pub zero_copy_bytes_max: u64,
     /// Encrypted bytes that wait for clients of HTTPS who pause; what would be more ends their connection.
     pub tls_held_bytes_max: u64,
     /// Bytes that QUIC may hold until clients have acknowledged them, over all connections; beside the arena. 0 without
@@ -166,6 +169,8 @@ impl Limits {
             ram_reserve_bytes: arena_bytes - 2 * reserve,
             send_pinned_bytes_per_connection_max: (arena_bytes / 64).clamp(2 * extent, 8 << 20),
             send_pinned_bytes_max: arena_bytes / 2,
+            // Readers who stop keep it until they go, and what is left of the reserves has to do for the others.
+            zero_copy_bytes_max: reserve / 2,
             tls_held_bytes_max: arena_bytes / 4,
             quic_send_bytes_max: if config.listen_quic.is_empty() {
                 0

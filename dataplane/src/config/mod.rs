@@ -37,6 +37,7 @@ pub use limits::{Limits, QUIC_WINDOW_BYTES_MIN};
 pub use show::{banner, boto3_snippet, check_report};
 pub use value::{AdminAddr, AltSvc, ClientKey, CoreChoice, DriveArg, EngineChoice, Secret, ValueError};
 
+use crate::engine::Sends;
 use crate::policy::{Policy, PolicyError};
 use crate::tls::TlsFiles;
 
@@ -84,6 +85,8 @@ pub struct Config {
     pub keys: Vec<ClientKey>,
     /// How sockets and drives are driven.
     pub engine: EngineChoice,
+    /// How bodies leave.
+    pub send: Sends,
     /// A send that has not moved for this long ends its connection.
     pub send_stall: Duration,
     /// How long a drain waits for requests under way.
@@ -235,6 +238,7 @@ impl Config {
             anonymous: settings.anonymous,
             keys: settings.keys,
             engine: settings.engine.unwrap_or(EngineChoice::Auto),
+            send: settings.send.unwrap_or_default(),
             send_stall: send_stall.duration(),
             drain: settings.drain.unwrap_or(DRAIN_DEFAULT).duration(),
             origin_connections: settings.origin_connections,

@@ -159,6 +159,7 @@ pub fn check_report(config: &Config, limits: &Limits) -> String {
         row("  access-key", &key.access_key);
     }
     row("engine", &config.engine);
+    row("send", &config.send);
     if let Some(control) = &config.control {
         row("control", &control.url);
         row("token-file", &control.token_file.display());
@@ -209,6 +210,7 @@ fn rows(limits: &Limits) -> Vec<(&'static str, String)> {
         ram_reserve_bytes,
         send_pinned_bytes_per_connection_max,
         send_pinned_bytes_max,
+        zero_copy_bytes_max,
         tls_held_bytes_max,
         quic_send_bytes_max,
         quic_handshakes_max,
@@ -239,6 +241,7 @@ fn rows(limits: &Limits) -> Vec<(&'static str, String)> {
         ("ram_reserve_bytes", bytes(ram_reserve_bytes)),
         ("send_pinned_bytes_per_connection_max", bytes(send_pinned_bytes_per_connection_max)),
         ("send_pinned_bytes_max", bytes(send_pinned_bytes_max)),
+        ("zero_copy_bytes_max", bytes(zero_copy_bytes_max)),
         ("tls_held_bytes_max", bytes(tls_held_bytes_max)),
         ("quic_send_bytes_max", bytes(quic_send_bytes_max)),
         ("quic_handshakes_max", quic_handshakes_max.to_string()),

@@ -9,6 +9,8 @@ use std::str::FromStr;
 
 use forebay_control_api::{ByteSize, SizeError, suggestion};
 
+use crate::engine::Sends;
+
 /// Which cores get a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CoreChoice {
@@ -32,6 +34,13 @@ pub enum EngineChoice {
 impl EngineChoice {
     const WORDS: [&str; 3] = ["auto", "uring", "portable"];
 }
+
+const SENDS: [(&str, Sends); 4] = [
+    ("auto", Sends::Auto),
+    ("copy", Sends::Copy),
+    ("zero-copy", Sends::ZeroCopy),
+    ("reference", Sends::Reference),
+];
 
 /// Where the admin door is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -159,6 +168,14 @@ pub enum ValueError {
         /// What may have been meant.
         help: String,
     },
+    /// Of `send`.
+    #[error("`{word}` is no way of sending: {help}")]
+    Send {
+        /// What was written.
+        word: String,
+        /// What may have been meant.
+        help: String,
+    },
     /// Of `alt-svc`.
     #[error("`{word}` does not say which answers: {help}")]
     AltSvc {
@@ -268,6 +285,23 @@ impl FromStr for EngineChoice {
 impl fmt::Display for EngineChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(Self::WORDS[*self as usize])
+    }
+}
+
+impl FromStr for Sends {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        SENDS.iter().find(|(word, _)| *word == text).map(|(_, sends)| *sends).ok_or_else(|| {
+            ValueError::Send { word: text.to_owned(), help: suggestion(text, &SENDS.map(|(word, _)| word)) }
+        })
+    }
+}
+
+impl fmt::Display for Sends {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = SENDS.iter().find(|(_, sends)| sends == self).map(|(word, _)| *word);
+        f.pad(word.expect("every way has a word"))
     }
 }
 
@@ -401,6 +435,15 @@ mod tests {
             assert_eq!(word.parse::<EngineChoice>().expect("an engine").to_string(), word);
         }
         assert!("urign".parse::<EngineChoice>().expect_err("misspelt").to_string().contains("`uring`?"));
+    }
+
+    #[test]
+    fn ways_of_sending_have_four_words() {
+        for (word, sends) in SENDS {
+            assert_eq!(word.parse::<Sends>().expect("a way").to_string(), word);
+            assert_eq!(sends.to_string(), word);
+        }
+        assert!("zerocopy".parse::<Sends>().expect_err("misspelt").to_string().contains("`zero-copy`?"));
     }
 
     proptest! {

@@ -26,6 +26,9 @@ pub mod scripted;
 pub mod steer;
 pub mod task;
 pub mod uring;
+mod way;
+
+pub use way::{SendPolicy, Sends};
 
 /// Most slices that leave in one operation; with the header, one vector of nine.
 pub const SLICES_MAX: usize = 8;
@@ -109,6 +112,8 @@ pub struct Outgoing {
     pub body: SmallVec<[Slice; 2]>,
     /// Bytes that have left by reference.
     by_reference: u64,
+    /// Bytes that have left zero-copy, as far as we are concerned.
+    zero_copy: u64,
     /// Bytes of the header that have left already.
     sent: usize,
 }
@@ -170,6 +175,7 @@ impl Outgoing {
         self.header.clear();
         self.body.clear();
         self.by_reference = 0;
+        self.zero_copy = 0;
         self.sent = 0;
     }
 
@@ -182,6 +188,42 @@ impl Outgoing {
     /// Bytes that have left by reference since it was last asked.
     pub fn take_by_reference(&mut self) -> u64 {
         std::mem::take(&mut self.by_reference)
+    }
+
+    /// Bytes that have left zero-copy since it was last asked; whether the kernel copied them is heard later.
+    pub fn take_zero_copy(&mut self) -> u64 {
+        std::mem::take(&mut self.zero_copy)
+    }
+
+    /// Parts what is left behind the first `sent` bytes from them: they stay here, held, with the whole header, because
+    /// the network reads them. `header` is room for what is left of the header.
+    ///
+    /// # Panics
+    /// If `sent` is more than there was.
+    fn part_behind(&mut self, sent: usize, mut header: Vec<u8>) -> Self {
+        let of_header = sent.min(self.header_left().len());
+        header.extend_from_slice(&self.header_left()[of_header..]);
+        self.sent += of_header;
+        let mut of_body = sent - of_header;
+        let mut rest = SmallVec::new();
+        let mut kept = 0;
+        for slice in &mut self.body {
+            if of_body >= slice.len() {
+                of_body -= slice.len();
+                kept += 1;
+                continue;
+            }
+            let mut behind = slice.clone();
+            if of_body > 0 {
+                *slice = behind.take_front(of_body);
+                of_body = 0;
+                kept += 1;
+            }
+            rest.push(behind);
+        }
+        assert_eq!(of_body, 0, "more was sent than there was");
+        self.body.truncate(kept);
+        Self { header, body: rest, by_reference: self.by_reference, zero_copy: self.zero_copy, sent: 0 }
     }
 
     fn header_left(&self) -> &[u8] {
@@ -262,7 +304,7 @@ impl Engine {
     pub fn adopt(&self, fd: OwnedFd) -> io::Result<Socket> {
         match self {
             Self::Uring(ring) => Ok(Socket::Uring(ring.adopt(fd))),
-            Self::Portable(_) => portable::Portable::adopt(fd).map(Socket::Portable),
+            Self::Portable(portable) => portable.adopt(fd).map(Socket::Portable),
             Self::Scripted(_) => Err(io::Error::other("the simulation makes its own connections")),
         }
     }
@@ -342,6 +384,28 @@ impl Engine {
         // SAFETY: a system call on a number, which the borrowed socket keeps open; it touches no memory.
         let result = unsafe { libc::shutdown(fd, libc::SHUT_WR) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Closing this socket will throw away what its peer has not taken, and tell it so (RST): nobody who has
+    /// stopped reading keeps memory of ours any longer.
+    pub fn abandon(&self, socket: &Socket) {
+        let fd = match socket {
+            Socket::Uring(socket) => socket.as_raw_fd(),
+            Socket::Portable(socket) => socket.as_raw_fd(),
+            Socket::Scripted(_) => return,
+        };
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        // SAFETY: the number is kept open by the borrowed socket; the call reads one structure of this stack. Refused
+        // only for what is no connection any more.
+        unsafe {
+            libc::setsockopt(
+                fd,
+                libc::SOL_SOCKET,
+                libc::SO_LINGER,
+                (&raw const linger).cast(),
+                size_of::<libc::linger>() as libc::socklen_t,
+            );
+        }
     }
 
     /// Reads `len` bytes (a multiple of [`UNIT_BYTES`], as is `offset`) at `offset` of `file` behind the

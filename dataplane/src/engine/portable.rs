@@ -17,7 +17,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
 
-use super::{Outgoing, SendWatch, reference};
+use super::{Outgoing, SendWatch, Sends, reference, way};
 use crate::arena::LeaseMut;
 
 /// Most positioned reads of one file that a worker has on its pool at a time; the others wait. The pool has as many
@@ -36,19 +36,26 @@ fn reads_of(file: RawFd) -> Arc<Semaphore> {
 
 /// The engine. Its pool is the blocking pool of the worker's runtime, whose size the worker bounds.
 #[derive(Clone, Debug, Default)]
-pub struct Portable;
+pub struct Portable {
+    /// Which ways of sending are allowed; there is no zero-copy here.
+    pub sends: Sends,
+}
 
 /// A non-blocking socket watched by the runtime.
 #[derive(Debug)]
-pub struct PortableSocket(AsyncFd<Socket>);
+pub struct PortableSocket {
+    inner: AsyncFd<Socket>,
+    sends: Sends,
+}
 
 impl Portable {
-    pub(super) fn adopt(fd: OwnedFd) -> io::Result<PortableSocket> {
+    pub(super) fn adopt(&self, fd: OwnedFd) -> io::Result<PortableSocket> {
         let socket = Socket::from(fd);
         socket.set_nonblocking(true)?;
         let interest = Interest::READABLE | Interest::WRITABLE;
         // SAFETY: the socket owns its descriptor and is never replaced or closed while it is registered.
-        unsafe { AsyncFd::register_with_interest(socket, interest) }.map(PortableSocket).map_err(Into::into)
+        let inner = unsafe { AsyncFd::register_with_interest(socket, interest)? };
+        Ok(PortableSocket { inner, sends: self.sends })
     }
 
     pub(super) async fn read_at(
@@ -75,17 +82,17 @@ impl Portable {
 
 impl PortableSocket {
     pub(super) fn as_raw_fd(&self) -> RawFd {
-        self.0.get_ref().as_raw_fd()
+        self.inner.get_ref().as_raw_fd()
     }
 
     pub(super) async fn accept(&self) -> io::Result<OwnedFd> {
-        let (socket, _) = self.0.async_io(Interest::READABLE, Socket::accept).await?;
+        let (socket, _) = self.inner.async_io(Interest::READABLE, Socket::accept).await?;
         Ok(socket.into())
     }
 
     pub(super) async fn recv(&self, mut buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
         let received = self
-            .0
+            .inner
             .async_io(Interest::READABLE, |socket| {
                 let spare: &mut [MaybeUninit<u8>] = buffer.spare_capacity_mut();
                 socket.recv(spare)
@@ -106,7 +113,7 @@ impl PortableSocket {
         watch: &SendWatch,
     ) -> (io::Result<usize>, Outgoing) {
         let mut sent = 0;
-        let by_reference = reference::is_worth(&outgoing);
+        let by_reference = way::by_reference(self.sends, &outgoing);
         loop {
             if outgoing.is_empty() {
                 return (Ok(sent), outgoing);
@@ -116,7 +123,7 @@ impl PortableSocket {
             } else {
                 let vectors = outgoing.io_slices();
                 let result =
-                    self.0.get_ref().sendmsg(&MsgHdr::new().with_buffers(&vectors), libc::MSG_NOSIGNAL);
+                    self.inner.get_ref().sendmsg(&MsgHdr::new().with_buffers(&vectors), libc::MSG_NOSIGNAL);
                 drop(vectors);
                 result.inspect(|count| outgoing.consume(*count))
             };
@@ -132,7 +139,7 @@ impl PortableSocket {
                 Err(error) => return (if sent > 0 { Ok(sent) } else { Err(error) }, outgoing),
             }
             let interrupted = std::future::poll_fn(|context| {
-                if let Poll::Ready(ready) = self.0.poll_write_ready(context) {
+                if let Poll::Ready(ready) = self.inner.poll_write_ready(context) {
                     return Poll::Ready(ready.map(|mut guard| {
                         guard.clear_ready();
                         false
@@ -150,7 +157,7 @@ impl PortableSocket {
     }
 
     pub(super) async fn writable(&self) -> io::Result<()> {
-        self.0.writable().await.map(|mut guard| guard.retain_ready())?;
+        self.inner.writable().await.map(|mut guard| guard.retain_ready())?;
         Ok(())
     }
 }
@@ -189,7 +196,7 @@ mod tests {
             .build_local(LocalOptions::default())
             .expect("a runtime");
         runtime.block_on(async {
-            let engine = Engine::Portable(Portable);
+            let engine = Engine::Portable(Portable::default());
             let read = |file: &File| {
                 let lease = arena.grant(Purpose::Read, MIB).expect("memory");
                 engine.read_at(file.as_raw_fd(), 0, lease, MIB)

@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::io;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
+use io_uring::types::Fd;
 use io_uring::{IoUring, Probe as Opcodes, opcode};
 
 use super::uring;
@@ -89,6 +91,7 @@ pub fn report() -> Report {
             findings.push(operations(&ring));
             findings.push(buffers(&ring));
             findings.push(clones(&ring));
+            findings.push(zero_copy());
         }
         Err(error) => {
             findings.push(Finding {
@@ -180,6 +183,40 @@ fn clones(ring: &IoUring) -> Finding {
         Err(error) => format!("{error}; each worker registers the memory itself"),
     };
     Finding { what: "shared registration", needed: false, granted: tried.is_ok(), remark }
+}
+
+fn zero_copy() -> Finding {
+    let (tried, remark) = match send_zero_copy(uring::REPORT_USAGE) {
+        Ok(()) => (Ok(()), "the kernel says which paths copy all the same".to_owned()),
+        // The flag is younger than the operation.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (
+            send_zero_copy(0),
+            "this kernel does not say which paths copy all the same (6.2 does): all but this host's own are taken \
+             for such that do not"
+                .to_owned(),
+        ),
+        Err(error) => (Err(error), String::new()),
+    };
+    let remark = match &tried {
+        Ok(()) => remark,
+        Err(error) => format!("{error}; what is not hot is copied"),
+    };
+    Finding { what: "zero-copy send", needed: false, granted: tried.is_ok(), remark }
+}
+
+/// Sends a word over loopback.
+fn send_zero_copy(ways: u16) -> io::Result<()> {
+    static WORD: [u8; 4] = *b"word";
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let _peer = TcpStream::connect(listener.local_addr()?)?;
+    let (socket, _) = listener.accept()?;
+    let mut ring = uring::build(ENTRIES)?;
+    let send = opcode::SendZc::new(Fd(socket.as_raw_fd()), WORD.as_ptr(), WORD.len() as u32);
+    // SAFETY: the bytes are static, and the socket is open until the ring has answered.
+    unsafe { ring.submission().push(&send.zc_flags(ways).build()).map_err(io::Error::other)? };
+    ring.submit_and_wait(1)?;
+    let result = ring.completion().next().map_or(0, |completion| completion.result());
+    if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }
 
 fn memlock() -> Finding {

@@ -10,14 +10,6 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use super::{Outgoing, Slice};
 
-/// Bodies below it are copied: two system calls cost more than a small copy in a batch. Bytes.
-const BODY_BYTES_MIN: usize = 32 << 10;
-
-/// Whether all of the body is hot, and enough of it to be worth the calls.
-pub(super) fn is_worth(outgoing: &Outgoing) -> bool {
-    outgoing.body_len() >= BODY_BYTES_MIN && outgoing.body.iter().all(|slice| slice.lease.is_lendable())
-}
-
 /// Sends what the socket takes at this moment. It is full if something is left.
 ///
 /// # Errors

@@ -321,6 +321,7 @@ impl Connection {
             Ok(count) => {
                 self.worker.counters.bump(Counter::SentBytes, count as u64);
                 self.worker.counters.bump(Counter::SentByReferenceBytes, sent.outgoing.take_by_reference());
+                self.worker.counters.bump(Counter::SentZeroCopyBytes, sent.outgoing.take_zero_copy());
                 Ok(sent)
             }
             Err(_) => Err(Ended(CloseReason::SendFailed)),
@@ -335,6 +336,7 @@ impl Connection {
             Ok(Err(_)) => Err(Ended(CloseReason::SendFailed)),
             Err(_) => {
                 self.worker.counters.bump(Counter::SendsStalled, 1);
+                self.link.abandon(&self.worker);
                 Err(Ended(CloseReason::SendStalled))
             }
         }

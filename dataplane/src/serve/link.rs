@@ -195,6 +195,11 @@ impl Link {
         worker.engine.shutdown_write(self.socket())
     }
 
+    /// Closing it will throw away what the peer has not taken.
+    pub(super) fn abandon(&self, worker: &Worker) {
+        worker.engine.abandon(self.socket());
+    }
+
     fn socket(&self) -> &Socket {
         match self {
             Self::Plain(socket) => socket,

@@ -347,7 +347,10 @@ mod tests {
         };
         let (orders, _) = tokio::sync::mpsc::unbounded_channel();
         let peers = Box::new([Peer { load: Arc::default(), orders }]);
-        (Worker::start(node, Engine::Portable(Portable), &open, 0, peers).expect("a worker"), store)
+        (
+            Worker::start(node, Engine::Portable(Portable::default()), &open, 0, peers).expect("a worker"),
+            store,
+        )
     }
 
     async fn until(condition: impl Fn() -> bool) {

@@ -28,7 +28,7 @@ use crate::arena::{Arena, ArenaOptions, PAGE_BYTES};
 use crate::auth::Keys;
 use crate::config::{self, AltSvc, Config, EngineChoice, Limits};
 use crate::engine::portable::{Portable, READS_MAX};
-use crate::engine::{Engine, probe, task, uring};
+use crate::engine::{Engine, SendPolicy, Sends, probe, task, uring};
 use crate::metrics::{Counter, EngineKind, Gauge, Metrics, Reload};
 use crate::node::{Drives, Node};
 use crate::origin::{Connections, Credentials, Origin, OriginLimits, OriginTarget};
@@ -407,6 +407,7 @@ fn start_workers(start: &Start, config: &Config, sockets: Vec<Sockets>) -> Resul
         let setup = Setup {
             node: Arc::clone(&start.node),
             engine: start.engine,
+            send: config.send,
             registered: start.registered.clone(),
             credentials: start.credentials.clone(),
             quic: start.quic.clone(),
@@ -442,6 +443,7 @@ fn start_workers(start: &Start, config: &Config, sockets: Vec<Sockets>) -> Resul
 struct Setup {
     node: Arc<Node>,
     engine: EngineKind,
+    send: Sends,
     registered: Option<uring::Registered>,
     credentials: Credentials,
     quic: Option<Quic>,
@@ -459,8 +461,16 @@ impl Setup {
         report: &std::sync::mpsc::Sender<Result<()>>,
     ) -> Result<()> {
         let engine = match self.engine {
-            EngineKind::Uring => Engine::Uring(uring::Ring::start().context("starting a ring")?),
-            _ => Engine::Portable(Portable),
+            EngineKind::Uring => {
+                let workers = self.peers.len() as u64;
+                let policy = SendPolicy {
+                    sends: self.send,
+                    zero_copy_bytes_max: self.node.limits.zero_copy_bytes_max / workers,
+                    zero_copy_bytes_per_connection_max: self.node.limits.send_pinned_bytes_per_connection_max,
+                };
+                Engine::Uring(uring::Ring::start(policy).context("starting a ring")?)
+            }
+            _ => Engine::Portable(Portable { sends: self.send }),
         };
         let limits = &self.node.limits;
         let connections = Connections::new(limits.origin_connections_max as usize / self.peers.len());

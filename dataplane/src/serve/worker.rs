@@ -529,6 +529,8 @@ async fn sweep(worker: Weak<Worker>) {
             let counts = ring.counts();
             worker.counters.set(Counter::RingEnters, counts.enters);
             worker.counters.set(Counter::RingOverflows, counts.overflows);
+            worker.counters.set(Counter::ZeroCopyCopiedBytes, counts.copied_bytes);
+            worker.counters.put(Gauge::ZeroCopyBytes, counts.lent_bytes as i64);
         }
     }
 }

@@ -23,7 +23,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use self::operations::{Held, Key, NOBODY, Operations, SendFrame};
-use super::{Outgoing, SLICES_MAX, SendWatch, reference};
+use super::way::{self, Means, Path, Way};
+use super::{Outgoing, SLICES_MAX, SendPolicy, SendWatch, reference};
 use crate::arena::{Arena, LeaseMut};
 
 mod operations;
@@ -35,6 +36,8 @@ const ENTRIES: u32 = 1024;
 const COMPLETIONS: u32 = 8 * ENTRIES;
 /// A chunk is registered anew when more than this part of it, one in so many pages, has been renewed.
 const STALE_SHARE: usize = 16;
+/// `IORING_SEND_ZC_REPORT_USAGE` (6.2), which the crate does not name.
+pub(super) const REPORT_USAGE: u16 = 1 << 3;
 /// Kernel helper threads that one ring may start, bounded and unbounded work.
 const HELPERS_MAX: [u32; 2] = [4, 4];
 
@@ -53,6 +56,10 @@ pub struct Ring {
     /// For each chunk of the arena that this ring may use as a fixed buffer, the renewal it was registered at.
     fixed: RefCell<Vec<Option<u64>>>,
     enters: Cell<u64>,
+    policy: SendPolicy,
+    /// Whether the kernel takes zero-copy sends, and says afterwards whether it has copied.
+    zero_copy: Cell<bool>,
+    reports: Cell<bool>,
 }
 
 /// What a ring has counted.
@@ -66,6 +73,10 @@ pub struct RingCounts {
     pub stale: u64,
     /// Operations in flight now.
     pub in_flight: u64,
+    /// Bytes that the network holds now, zero-copy.
+    pub lent_bytes: u64,
+    /// Bytes sent zero-copy that the kernel has copied all the same.
+    pub copied_bytes: u64,
 }
 
 /// A socket that is used through a ring; closed by the ring, behind everything queued before.
@@ -73,6 +84,7 @@ pub struct RingCounts {
 pub struct RingSocket {
     ring: Rc<Ring>,
     fd: RawFd,
+    path: Rc<Path>,
 }
 
 impl RingSocket {
@@ -95,7 +107,7 @@ impl Ring {
     ///
     /// # Errors
     /// io_uring is refused here; [`super::probe`] says why and what to do.
-    pub fn start() -> io::Result<Rc<Self>> {
+    pub fn start(policy: SendPolicy) -> io::Result<Rc<Self>> {
         let uring = build(ENTRIES)?;
         // SAFETY: plain system call; the result is checked before it is owned.
         let eventfd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
@@ -119,6 +131,9 @@ impl Ring {
             watched: Cell::new(false),
             fixed: RefCell::default(),
             enters: Cell::new(0),
+            policy,
+            zero_copy: Cell::new(true),
+            reports: Cell::new(true),
         });
         tokio::task::spawn_local(turn::Driver::new(Rc::clone(&ring)).run());
         Ok(ring)
@@ -170,11 +185,14 @@ impl Ring {
             overflows: u64::from(self.uring.borrow_mut().completion().overflow()),
             stale: operations.stale,
             in_flight: operations.in_flight() as u64,
+            lent_bytes: operations.lent_bytes,
+            copied_bytes: operations.copied_bytes,
         }
     }
 
     pub(super) fn adopt(self: &Rc<Self>, fd: OwnedFd) -> RingSocket {
-        RingSocket { ring: Rc::clone(self), fd: fd.into_raw_fd() }
+        let path = Rc::new(if is_within_host(&fd) { Path::within_host() } else { Path::default() });
+        RingSocket { ring: Rc::clone(self), fd: fd.into_raw_fd(), path }
     }
 
     pub(super) async fn accept(self: &Rc<Self>, listener: &RingSocket) -> io::Result<OwnedFd> {
@@ -220,16 +238,77 @@ impl Ring {
         outgoing: Outgoing,
         watch: &SendWatch,
     ) -> (io::Result<usize>, Outgoing) {
-        if reference::is_worth(&outgoing) {
-            return self.send_by_reference(socket, outgoing, watch).await;
+        let means = Means { zero_copy: self.zero_copy.get(), held: self.operations.borrow().lent_bytes };
+        match way::choose(&self.policy, means, &socket.path, &outgoing) {
+            Way::Copy => self.send_message(socket, outgoing, watch, false).await,
+            Way::Reference => self.send_by_reference(socket, outgoing, watch).await,
+            Way::ZeroCopy => self.send_zero_copy(socket, outgoing, watch).await,
         }
-        let frame = Held::Send(SendFrame::boxed(outgoing));
-        let mut operation = self.submit(frame, |held| {
+    }
+
+    /// Zero-copy, or copied where the kernel does not take it.
+    async fn send_zero_copy(
+        self: &Rc<Self>,
+        socket: &RingSocket,
+        mut outgoing: Outgoing,
+        watch: &SendWatch,
+    ) -> (io::Result<usize>, Outgoing) {
+        loop {
+            let (result, back) = self.send_message(socket, outgoing, watch, true).await;
+            outgoing = back;
+            let refusal = match &result {
+                Ok(sent) => {
+                    outgoing.zero_copy += *sent as u64;
+                    return (result, outgoing);
+                }
+                Err(error) => error.raw_os_error(),
+            };
+            match refusal {
+                Some(libc::EINVAL) if self.reports.replace(false) => continue,
+                // A protocol without it: this socket's business.
+                Some(libc::EOPNOTSUPP) => socket.path.learn(true),
+                Some(libc::EINVAL | libc::ENOMEM) => {
+                    self.zero_copy.set(false);
+                    tracing::warn!(
+                        error = %result.expect_err("refused"),
+                        "the kernel takes no zero-copy sends: bodies are copied; if it is for want of locked memory, \
+                         raise the memlock limit (LimitMEMLOCK=infinity) or grant CAP_IPC_LOCK"
+                    );
+                }
+                _ => return (result, outgoing),
+            }
+            return self.send_message(socket, outgoing, watch, false).await;
+        }
+    }
+
+    async fn send_message(
+        self: &Rc<Self>,
+        socket: &RingSocket,
+        outgoing: Outgoing,
+        watch: &SendWatch,
+        zero_copy: bool,
+    ) -> (io::Result<usize>, Outgoing) {
+        let is_reported = self.reports.get();
+        let frame = {
+            let mut operations = self.operations.borrow_mut();
+            let mut frame = operations.frame();
+            frame.outgoing = outgoing;
+            if zero_copy {
+                operations.lend(&mut frame, Rc::clone(&socket.path), is_reported);
+            }
+            frame
+        };
+        let mut operation = self.submit(Held::Send(frame), |held| {
             let Held::Send(frame) = held else { unreachable!("just made") };
             // WAITALL: the kernel goes on by itself when the socket has room again, so a count short of all
             // is the end of the connection or an interruption.
             let flags = (libc::MSG_WAITALL | libc::MSG_NOSIGNAL) as u32;
-            opcode::SendMsg::new(Fd(socket.fd), frame.aim()).flags(flags).build()
+            if zero_copy {
+                let ways = if is_reported { REPORT_USAGE } else { 0 };
+                opcode::SendMsgZc::new(Fd(socket.fd), frame.aim()).flags(flags).ioprio(ways).build()
+            } else {
+                opcode::SendMsg::new(Fd(socket.fd), frame.aim()).flags(flags).build()
+            }
         });
         let mut cancelled = false;
         let (result, held) = poll_fn(|context| {
@@ -244,15 +323,21 @@ impl Ring {
             Poll::Pending
         })
         .await;
-        let Held::Send(frame) = held else { unreachable!("a send gives back its frame") };
         let result = match count(result) {
             Err(error) if super::says_nothing(&error) => Ok(0),
             result => result,
         };
-        let mut outgoing = frame.outgoing;
-        if let Ok(sent) = result {
-            outgoing.consume(sent);
-        }
+        let outgoing = match held {
+            Held::Send(frame) => {
+                let mut outgoing = self.operations.borrow_mut().unframe(frame);
+                if let Ok(sent) = result {
+                    outgoing.consume(sent);
+                }
+                outgoing
+            }
+            Held::Rest(outgoing) => outgoing,
+            _ => unreachable!("a send gives back its frame"),
+        };
         (result, outgoing)
     }
 
@@ -467,12 +552,27 @@ fn count(result: i32) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
 }
 
+/// Whether both ends of a connection are on this host, as far as its addresses tell.
+fn is_within_host(fd: &OwnedFd) -> bool {
+    let socket = socket2::SockRef::from(fd);
+    let address =
+        |address: io::Result<socket2::SockAddr>| Some(address.ok()?.as_socket()?.ip().to_canonical());
+    // A listening socket has no peer, and what is not of the internet does not leave the host.
+    let Some(peer) = address(socket.peer_addr()) else { return true };
+    peer.is_loopback() || address(socket.local_addr()) == Some(peer)
+}
+
 impl SendFrame {
-    fn boxed(outgoing: Outgoing) -> Box<Self> {
+    pub(super) fn boxed() -> Box<Self> {
         let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         // SAFETY: a message header of zeros names no address, no vectors and no control data.
         let message = unsafe { std::mem::zeroed() };
-        Box::new(Self { message, vectors: [nothing; SLICES_MAX + 1], outgoing })
+        Box::new(Self {
+            message,
+            vectors: [nothing; SLICES_MAX + 1],
+            outgoing: Outgoing::default(),
+            zero_copy: None,
+        })
     }
 
     /// Points header and vectors at the bytes that are left; valid while the box stands still.

@@ -16,7 +16,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use io_uring::types::{Fd, SubmitArgs, Timespec};
-use io_uring::{EnterFlags, cqueue, opcode};
+use io_uring::{EnterFlags, opcode};
 use tokio::time::Instant;
 
 use super::Ring;
@@ -268,13 +268,12 @@ impl Ring {
         let mut uring = self.uring.borrow_mut();
         let mut collected = 0;
         for completion in uring.completion() {
-            debug_assert!(!cqueue::more(completion.flags()), "no operation here completes twice");
             collected += 1;
             if completion.user_data() == WATCH {
                 self.is_watching.set(false);
                 self.watched.set(true);
             } else {
-                operations.complete(completion.user_data(), completion.result());
+                operations.complete(completion.user_data(), completion.result(), completion.flags());
             }
         }
         collected

@@ -49,6 +49,7 @@ pub(in crate::serve) fn limits() -> Limits {
         ram_reserve_bytes: 32 * MIB as u64,
         send_pinned_bytes_per_connection_max: 2 * MIB as u64,
         send_pinned_bytes_max: 32 * MIB as u64,
+        zero_copy_bytes_max: 2 * MIB as u64,
         tls_held_bytes_max: 8 * MIB as u64,
         quic_send_bytes_max: 8 * MIB as u64,
         quic_handshakes_max: 8,
@@ -99,7 +100,7 @@ impl House {
         let door = Door::new(certificates.server_config(&[ALPN]), limits, count).expect("a door");
         let (mut workers, mut admissions) = (Vec::new(), Vec::new());
         for (index, mut sockets) in sockets.into_iter().enumerate() {
-            let engine = Engine::Portable(Portable);
+            let engine = Engine::Portable(Portable::default());
             let worker =
                 Worker::start(Arc::clone(&node), engine, &open, index, loads.clone()).expect("a worker");
             let endpoint = door.open(index, sockets.remove(0)).expect("opened");
