@@ -243,6 +243,8 @@ table! {
         "Bytes of memory that the network still reads, after zero-copy sends.";
     PagesFree = "forebay_arena_pages_free",
         "Pages of 2 MiB that nothing holds.";
+    PagesHuge = "forebay_arena_pages_huge",
+        "Pages of 2 MiB that are one huge page each; hot bytes cost half as much again to send from the others.";
     Objects = "forebay_table_objects",
         "Objects now known.";
     Extents = "forebay_table_extents",

@@ -293,6 +293,47 @@ fn hot_bytes_leave_by_reference_in_order_through_a_full_socket() {
     assert_eq!(arena.status().fills_bytes, 0, "every lease came back");
 }
 
+/// Pieces of one object lie one behind the other when they were downloaded in order, and then leave in one call; a piece
+/// that lies elsewhere, or begins further on, does not.
+#[test]
+fn neighbours_leave_by_reference_as_one_and_strangers_apart() {
+    let arena = arena();
+    on_both(|engine| async move {
+        let (socket, mut peer) = connect_small(&engine).await;
+        let leases: Vec<_> = (0..6).map(|byte| hot(arena, MIB, byte)).collect();
+        // In order; the third again, out of order; two that touch only where they end and begin; a gap.
+        let pieces = [
+            (0, 0..MIB),
+            (1, 0..MIB),
+            (2, 0..MIB),
+            (2, 5..9),
+            (4, 0..MIB),
+            (3, 0..MIB),
+            (3, MIB - 1..MIB),
+            (4, 0..70_000),
+            (5, 1..MIB),
+        ];
+        let mut outgoing = Outgoing::header(b"head|".to_vec());
+        let mut expected = b"head|".to_vec();
+        for (lease, range) in pieces {
+            expected.extend(vec![lease as u8; range.len()]);
+            outgoing.push(Slice::new(leases[lease].clone(), range));
+        }
+        drop(leases);
+        let len = expected.len();
+        let reader = std::thread::spawn(move || {
+            let mut got = vec![0; expected.len()];
+            peer.read_exact(&mut got).expect("all of it");
+            assert!(got == expected, "in order and whole");
+        });
+        let (sent, mut outgoing) = engine.send(&socket, outgoing, &SendWatch::default()).await;
+        assert_eq!(sent.expect("sent"), len);
+        assert_eq!(outgoing.take_by_reference(), len as u64 - 5);
+        reader.join().expect("the reader");
+    });
+    assert_eq!(arena.status().fills_bytes, 0, "every lease came back");
+}
+
 #[test]
 fn a_send_by_reference_that_is_interrupted_or_broken_says_what_left() {
     let arena = arena();

@@ -28,6 +28,8 @@ pub(super) struct Chunk {
     pub(super) slots: Box<[SlotMeta]>,
     /// For each page the arena's count of renewals when it was last renewed.
     renewals: Box<[AtomicU64]>,
+    /// For each page of the file whether it is one huge page. To send from small ones costs half as much again.
+    huge: Box<[AtomicBool]>,
     /// The file in memory that is mapped at `base`.
     file: Option<File>,
     /// Owns the addresses; `base` points into it.
@@ -71,9 +73,10 @@ impl Chunk {
         let _ = map.advise_range(Advice::HugePage, skip, bytes);
         // A child process gets no copy: pages that the kernel has pinned must not be duplicated on write.
         let _ = map.advise_range(Advice::DontFork, skip, bytes);
+        let huge: Box<[_]> = (0..bytes / PAGE_BYTES).map(|_| AtomicBool::new(false)).collect();
         if file.is_some() {
-            for page in (skip..skip + bytes).step_by(PAGE_BYTES) {
-                populate(NonNull::from(&mut map[page]));
+            for (page, is_huge) in (skip..skip + bytes).step_by(PAGE_BYTES).zip(&huge) {
+                is_huge.store(populate(NonNull::from(&mut map[page])), Ordering::Relaxed);
             }
         } else if map.advise_range(Advice::PopulateWrite, skip, bytes).is_err() {
             // Before 5.14: touch every page, so that no page fault meets the data path.
@@ -83,7 +86,7 @@ impl Chunk {
         }
         let slots = (0..bytes / UNIT_BYTES).map(|_| SlotMeta::default()).collect();
         let renewals = (0..bytes / PAGE_BYTES).map(|_| AtomicU64::new(0)).collect();
-        Ok(Self { base, bytes, slots, renewals, file, _map: map })
+        Ok(Self { base, bytes, slots, renewals, huge, file, _map: map })
     }
 
     /// Where the kernel finds the bytes of this chunk by their offset, if it does.
@@ -99,6 +102,11 @@ impl Chunk {
     /// Pages renewed after `renewal`.
     pub(super) fn renewed_since(&self, renewal: u64) -> usize {
         (0..self.renewals.len()).filter(|page| self.renewal(*page) > renewal).count()
+    }
+
+    /// How many pages of the file are huge ones.
+    pub(super) fn pages_huge(&self) -> usize {
+        self.huge.iter().filter(|is_huge| is_huge.load(Ordering::Relaxed)).count()
     }
 
     /// Notes that a page is another one; before anybody gets a piece of it.
@@ -126,7 +134,7 @@ impl Chunk {
         }
         // SAFETY: the page lies inside the mapping.
         let base = unsafe { self.base.add(page * PAGE_BYTES) };
-        populate(base);
+        self.huge[page].store(populate(base), Ordering::Relaxed);
         if cfg!(debug_assertions) {
             // SAFETY: a whole mapped page that nobody holds.
             unsafe { base.as_ptr().write_bytes(POISON, PAGE_BYTES) };
@@ -170,13 +178,15 @@ fn replace(base: NonNull<u8>, bytes: usize, flags: libc::c_int, fd: libc::c_int)
     if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Brings the memory of one page of a file: one huge page, or as many small ones as it takes.
-fn populate(base: NonNull<u8>) {
+/// Brings the memory of one page of a file: one huge page (true), or as many small ones as it takes.
+fn populate(base: NonNull<u8>) -> bool {
     // SAFETY: the page is mapped, writable, and nobody else's: it is new, or was just renewed.
     unsafe {
         base.as_ptr().write_volatile(0);
-        if libc::madvise(base.as_ptr().cast(), PAGE_BYTES, MADV_COLLAPSE) != 0 {
+        let is_huge = libc::madvise(base.as_ptr().cast(), PAGE_BYTES, MADV_COLLAPSE) == 0;
+        if !is_huge {
             libc::madvise(base.as_ptr().cast(), PAGE_BYTES, libc::MADV_POPULATE_WRITE);
         }
+        is_huge
     }
 }

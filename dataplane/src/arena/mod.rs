@@ -103,6 +103,8 @@ pub struct ArenaStatus {
     pub ram_bytes_max: u64,
     /// Pages that belong to no class.
     pub pages_free: u64,
+    /// Pages that are one huge page each; `None` where memory is in no file, and the kernel does not say.
+    pub pages_huge: Option<u64>,
     /// Pages taken from the RAM tier since the start.
     pub pages_evicted: u64,
     /// Pages put in the place of others that the network may still read, since the start.
@@ -365,10 +367,16 @@ impl Arena {
             ram_bytes: state.used[Purpose::Ram as usize],
             ram_bytes_max: self.budget(Purpose::Ram),
             pages_free: state.pages_free.len() as u64,
+            pages_huge: self.pages_huge(),
             pages_evicted: state.pages_evicted,
             pages_renewed: state.pages_renewed,
             grants_refused: self.refused.load(Ordering::Relaxed),
         }
+    }
+
+    fn pages_huge(&self) -> Option<u64> {
+        let chunks = self.chunks.iter().map_while(OnceLock::get);
+        chunks.map(|chunk| chunk.file().map(|_| chunk.pages_huge() as u64)).sum()
     }
 
     fn budget(&self, purpose: Purpose) -> u64 {

@@ -167,7 +167,7 @@ impl Limits {
             reads_reserve_bytes: reserve,
             fills_reserve_bytes: reserve,
             ram_reserve_bytes: arena_bytes - 2 * reserve,
-            send_pinned_bytes_per_connection_max: (arena_bytes / 64).clamp(2 * extent, 8 << 20),
+            send_pinned_bytes_per_connection_max: (arena_bytes / 64).clamp(2 * extent, 16 << 20),
             send_pinned_bytes_max: arena_bytes / 2,
             // Readers who stop keep it until they go, and what is left of the reserves has to do for the others.
             zero_copy_bytes_max: reserve / 2,

@@ -30,8 +30,8 @@ mod way;
 
 pub use way::{SendPolicy, Sends};
 
-/// Most slices that leave in one operation; with the header, one vector of nine.
-pub const SLICES_MAX: usize = 8;
+/// Most slices that leave in one operation; with the header, one vector of seventeen.
+pub const SLICES_MAX: usize = 16;
 /// How often an operation that says nothing about the world (interrupted, spuriously cancelled) is repeated.
 const REPEATS_MAX: u32 = 8;
 

@@ -4,9 +4,13 @@
 //! kernel thread). On loopback this saves the one copy that a plain send makes; the reader's own copy remains.
 //! What was sent this way is read by the peer at its leisure, so the arena lends such memory only once
 //! ([`Lease::lend`](crate::arena::Lease::lend)).
+//!
+//! Slices that lie one behind the other leave in one call: at the end of each call the kernel sends off what it has,
+//! a short segment most of the time. And a call that took less than it was given is not made again before the socket
+//! has room: to be refused costs the kernel the pages of 64 KiB, taken and put back.
 
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use super::{Outgoing, Slice};
 
@@ -18,11 +22,10 @@ pub(super) fn push(socket: RawFd, outgoing: &mut Outgoing) -> io::Result<usize> 
     let mut sent = 0;
     while !outgoing.is_empty() {
         let of_header = outgoing.header_left().len();
-        let result = if of_header > 0 {
-            send_header(socket, outgoing.header_left(), outgoing.body.is_empty())
+        let (asked, result) = if of_header > 0 {
+            (of_header, send_header(socket, outgoing.header_left(), outgoing.body.is_empty()))
         } else {
-            let slice = outgoing.body.iter().find(|slice| !slice.is_empty()).expect("it is not empty");
-            send_slice(socket, slice)
+            send_slices(socket, &outgoing.body)
         };
         match result {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -31,6 +34,9 @@ pub(super) fn push(socket: RawFd, outgoing: &mut Outgoing) -> io::Result<usize> 
                 sent += count;
                 if of_header == 0 {
                     outgoing.by_reference += count as u64;
+                }
+                if count < asked {
+                    break;
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -50,13 +56,34 @@ fn send_header(socket: RawFd, header: &[u8], is_all: bool) -> io::Result<usize> 
     count(unsafe { libc::send(socket, header.as_ptr().cast(), header.len(), flags) })
 }
 
-/// The socket does not block, and the process ignores SIGPIPE as every Rust program does.
-fn send_slice(socket: RawFd, slice: &Slice) -> io::Result<usize> {
-    let (file, start) = slice.lease.lend().ok_or(io::ErrorKind::Unsupported)?;
-    let mut offset = start.cast_signed() + i64::from(slice.start);
-    // SAFETY: `offset` lives on this stack; the bytes are below the watermark of a lease that `slice` holds, so
-    // nobody writes them, and `lend` keeps the slot out of use for as long as the network may read it.
-    count(unsafe { libc::sendfile(socket, file.as_raw_fd(), &raw mut offset, slice.len()) })
+/// Sends the first slices, as many as lie one behind the other; how many bytes they are, and what came of it. The
+/// socket does not block, and the process ignores SIGPIPE as every Rust program does.
+fn send_slices(socket: RawFd, body: &[Slice]) -> (usize, io::Result<usize>) {
+    let mut slices = body.iter().filter(|slice| !slice.is_empty()).map(|slice| (slice, place(slice)));
+    let Some((first, Some((file, begin)))) = slices.next() else {
+        return (0, Err(io::ErrorKind::Unsupported.into()));
+    };
+    let mut end = begin + first.len() as u64;
+    for (slice, place) in slices {
+        match place {
+            Some((other, start)) if other.as_raw_fd() == file.as_raw_fd() && start == end => {
+                end += slice.len() as u64;
+            }
+            _ => break,
+        }
+    }
+    let asked = (end - begin) as usize;
+    let mut offset = begin.cast_signed();
+    // SAFETY: `offset` lives on this stack; the bytes are below the watermarks of leases that the slices hold, so
+    // nobody writes them, and `lend` keeps their slots out of use for as long as the network may read them.
+    let sent = unsafe { libc::sendfile(socket, file.as_raw_fd(), &raw mut offset, asked) };
+    (asked, count(sent))
+}
+
+/// Where the bytes of a slice are, which is lent from now on.
+fn place(slice: &Slice) -> Option<(BorrowedFd<'static>, u64)> {
+    let (file, start) = slice.lease.lend()?;
+    Some((file, start + u64::from(slice.start)))
 }
 
 fn count(result: isize) -> io::Result<usize> {

@@ -174,6 +174,7 @@ impl NodeDoor for Door {
             metrics.set(Gauge::ControlFenced, i64::from(is_fenced));
         }
         metrics.set(Gauge::PagesFree, arena.pages_free.cast_signed());
+        metrics.set(Gauge::PagesHuge, arena.pages_huge.unwrap_or(0).cast_signed());
         metrics.set(Gauge::Objects, table.objects.cast_signed());
         metrics.set(Gauge::Extents, table.extents.cast_signed());
         metrics.set(Gauge::MetadataBytes, table.metadata_bytes.cast_signed());

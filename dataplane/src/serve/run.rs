@@ -540,8 +540,17 @@ fn keep_memory(arena: &'static Arena, registry: Option<uring::Registry>, peers: 
                 }
             }
         }
+        let status = arena.status();
+        let pages = status.bytes / PAGE_BYTES as u64;
+        if let Some(huge) = status.pages_huge.filter(|huge| huge * 10 < pages * 9) {
+            tracing::warn!(
+                huge,
+                pages,
+                "memory is in pieces: the kernel had no huge pages for the rest, and hot bytes cost more to send from there; \
+                 echo 1 >/proc/sys/vm/compact_memory, then start the node again"
+            );
+        }
         // The registry is what the workers' registrations are cloned from: it stays as long as this thread.
-        let pages = arena.status().bytes / PAGE_BYTES as u64;
         let mut registered = arena.renewals();
         let mut history = VecDeque::from([(now(), registered)]);
         loop {

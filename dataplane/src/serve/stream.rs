@@ -146,7 +146,7 @@ impl ObjectStream {
     }
 
     fn take_from_ram(&mut self, lease: Lease, piece: &Piece) -> Option<Slice> {
-        if self.worker.is_sampled() && !self.is_right_in_ram(&lease, piece.extent) {
+        if self.worker.is_sampled() && !self.is_right_in_ram(&lease, piece) {
             self.entry.lose_extent(piece.extent);
             return None;
         }
@@ -154,11 +154,20 @@ impl ObjectStream {
         Some(self.advance(slice))
     }
 
-    fn is_right_in_ram(&self, lease: &Lease, extent: u32) -> bool {
-        let Some(sums) = self.entry.sums(extent) else { return true };
-        let Some(range) = self.entry.grid.extent_range(extent, self.entry.facts.size) else { return false };
-        let bytes = lease.bytes(0..range.len() as usize);
-        self.check(bytes, &sums, extent, 0, Where::Ram)
+    /// Whether the blocks that a piece touches are what they were. No more than these: who asks for little would wait
+    /// for a whole extent, and everybody behind it.
+    fn is_right_in_ram(&self, lease: &Lease, piece: &Piece) -> bool {
+        let Some(sums) = self.entry.sums(piece.extent) else { return true };
+        let Some((start, end)) = self.bounds(piece) else { return false };
+        self.check(lease.bytes(start..end), &sums, piece.extent, piece.blocks().start, Where::Ram)
+    }
+
+    /// Where in its extent the blocks begin and end that a piece touches, bytes.
+    fn bounds(&self, piece: &Piece) -> Option<(usize, usize)> {
+        let extent = self.entry.grid.extent_range(piece.extent, self.entry.facts.size)?;
+        let blocks = piece.blocks();
+        let end = ((blocks.end * BLOCK_BYTES) as usize).min(extent.len() as usize);
+        Some(((blocks.start * BLOCK_BYTES) as usize, end))
     }
 
     fn check(&self, bytes: &[u8], sums: &BlockSums, extent: u32, first: u32, place: Where) -> bool {
@@ -189,13 +198,7 @@ impl ObjectStream {
             self.entry.lose_slot(piece.extent, slot);
             return Ok(None);
         };
-        let size = self.entry.facts.size;
-        let extent_range =
-            self.entry.grid.extent_range(piece.extent, size).expect("a piece is inside the object");
-        let extent_len = extent_range.len() as usize;
-        let blocks = piece.blocks();
-        let start = (blocks.start * BLOCK_BYTES) as usize;
-        let end = ((blocks.end * BLOCK_BYTES) as usize).min(extent_len);
+        let (start, end) = self.bounds(piece).expect("a piece is inside the object");
         let len = (end - start).next_multiple_of(UNIT_BYTES);
         let deadline = node.limits.request_deadline;
         // A drive that hangs keeps what its reads hold; it must not be all that there is for the others.
@@ -230,12 +233,19 @@ impl ObjectStream {
         // A slot that was reused while we read has somebody else's bytes: no need to call them bad.
         let right = read.is_ok()
             && node.drives.holds(slot)
-            && self.check(lease.bytes(0..end - start), sums, piece.extent, blocks.start, Where::Drive);
+            && self.check(
+                lease.bytes(0..end - start),
+                sums,
+                piece.extent,
+                piece.blocks().start,
+                Where::Drive,
+            );
         if !right {
             self.entry.lose_slot(piece.extent, slot);
             return Ok(None);
         }
-        if again && start == 0 && end == extent_len {
+        let extent = self.entry.grid.extent_range(piece.extent, self.entry.facts.size);
+        if again && extent.is_some_and(|extent| extent.len() == (end - start) as u64) {
             self.entry.promote(piece.extent, &lease);
         }
         let within = piece.within.start as usize - start..piece.within.end as usize - start;
