@@ -61,7 +61,8 @@ enum Command {
 
 /// Each server alone on one core, this client on another; every byte verified once, then pairs of blocks A B, B A.
 /// Servers are found in PATH: `apt-get install nginx varnish gcc trafficserver caddy`; `cargo install cachey`, its program
-/// `server` renamed to cachey. One that is not there is a row that says so. Exit code 4 if a row does not hold what it must.
+/// `server` renamed to cachey. One that is not there is a row that says so. As root it
+/// goes on in a network namespace of its own, in which nobody paces (reno), unless that is the machine's way anyhow. Exit code 4 if a row does not hold what it must.
 #[derive(clap::Args)]
 struct PeersArgs {
     /// What is asked for [all]
@@ -336,13 +337,15 @@ fn compare_peers(args: &PeersArgs) -> Result<u8> {
     let cells = CELLS.into_iter().filter(is_chosen);
     let cells = cells.map(|cell| Cell { objects: cell.objects.min(objects_max), ..cell }).collect();
     let all = Peer::value_variants();
+    let node = sibling("forebay-node", "forebay-dataplane", stop)?;
+    peers::network::enter();
     let plan = peers::Plan {
         cells,
         peers: if args.peers.is_empty() { all.to_vec() } else { args.peers.clone() },
         pairs: args.pairs,
         block: args.block,
         cores: two_cores(args.server_cpu, args.cpu)?,
-        node: sibling("forebay-node", "forebay-dataplane", stop)?,
+        node,
         engine: args.engine.clone(),
         copies: args.copy,
         folder: args.folder.clone(),

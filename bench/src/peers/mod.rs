@@ -13,6 +13,7 @@
 //! asked otherwise, so that the server is the limit: they were verified before.
 #![forbid(unsafe_code)]
 
+pub mod network;
 mod report;
 mod servers;
 
@@ -135,6 +136,10 @@ pub struct Comparison {
     plan: Plan,
     environment: Environment,
     congestion: String,
+    /// Whether the network was one of the comparison's own.
+    is_own_network: bool,
+    /// The node's pages of 2 MiB that are one huge page each, and all of them.
+    pages: Option<(u64, u64)>,
     compared: Vec<Compared>,
 }
 
@@ -207,6 +212,7 @@ pub fn compare(plan: &Plan, stop: &AtomicBool, told: &mut dyn FnMut(&str)) -> Re
     pin(plan.cores.1)?;
     let mut bed = Bed { plan, room: &room, door, told };
     let mut compared = Vec::new();
+    let mut pages = None;
     for cell in &plan.cells {
         (bed.told)(&format!("{}: warming the node", cell.name));
         let node = start(Kind::Node, cell, &room)?;
@@ -222,9 +228,16 @@ pub fn compare(plan: &Plan, stop: &AtomicBool, told: &mut dyn FnMut(&str)) -> Re
             };
             compared.push(Compared { cell: *cell, peer: *peer, outcome });
         }
+        pages = node.pages()?.into_iter().chain(pages).min();
     }
-    let congestion = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap_or_default();
-    Ok(Comparison { plan: plan.clone(), environment, congestion: congestion.trim().to_owned(), compared })
+    Ok(Comparison {
+        plan: plan.clone(),
+        environment,
+        congestion: network::congestion(),
+        is_own_network: network::is_own(),
+        pages,
+        compared,
+    })
 }
 
 /// What ends a comparison: of one peer, or of all.

@@ -87,11 +87,15 @@ impl Comparison {
         let plan = &self.plan;
         let environment = &self.environment;
         let mut out = format!(
-            "{}, kernel {}, loopback, congestion control {}; every server alone on core {}, the client on core {}, which \
+            "{}, kernel {}, loopback{}, congestion control {}; {}every server alone on core {}, the client on core {}, which \
              {}; {} pairs of blocks of {:.1} s (A B, B A, …), engine {}.\n\n",
             environment.cpu_model.as_deref().unwrap_or("unknown processor"),
             environment.kernel.as_deref().unwrap_or("?"),
+            if self.is_own_network { " of its own" } else { "" },
             self.congestion,
+            self.pages.map_or(String::new(), |(huge, all)| format!(
+                "{huge} of {all} pages of the node's memory are huge; "
+            )),
             plan.cores.0,
             plan.cores.1,
             if plan.copies { "copies bodies" } else { "lets the kernel drop bodies, once all were verified" },
@@ -218,6 +222,8 @@ impl Comparison {
             "schema": "forebay-bench peers 1",
             "environment": self.environment.to_json(),
             "congestion_control": self.congestion,
+            "own_network": self.is_own_network,
+            "node_pages": self.pages.map(|(huge, all)| json!({"huge": huge, "all": all})),
             "server_core": self.plan.cores.0,
             "client_core": self.plan.cores.1,
             "client_copies": self.plan.copies,
@@ -272,6 +278,8 @@ mod tests {
             },
             environment: Environment::default(),
             congestion: "reno".to_owned(),
+            is_own_network: true,
+            pages: Some((511, 512)),
             compared: vec![
                 Compared { cell: CELLS[0], peer, outcome: Ok(pairs) },
                 Compared { cell: CELLS[1], peer: Peer::Caddy, outcome: Err("not installed".to_owned()) },

@@ -6,7 +6,7 @@
 
 use super::{Cell, Room};
 use crate::children::{NodeCommand, Running, free_ports};
-use crate::client::Target;
+use crate::client::{Target, plain};
 use crate::processors::on_core;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Resource, getrlimit};
@@ -127,6 +127,8 @@ impl Kind {
 /// A running server, and how it is asked.
 pub(super) struct Server {
     pub(super) kind: Kind,
+    /// The node's admin door.
+    admin: Option<Target>,
     pub(super) running: Running,
     pub(super) target: Target,
     /// Sent with every request.
@@ -187,7 +189,25 @@ pub(super) fn start(kind: Kind, cell: &Cell, room: &Room) -> Result<Server> {
             headers.extend_from_slice(b"C0-Exact: true\r\n");
         }
     }
-    Ok(Server { kind, running, target, headers, ranges_only: is_cachey, _folder: folder })
+    let admin = (kind == Kind::Node).then(|| Target::parse_host(&format!("http://127.0.0.1:{second_port}")));
+    let admin = admin.transpose().map_err(anyhow::Error::msg)?;
+    Ok(Server { kind, admin, running, target, headers, ranges_only: is_cachey, _folder: folder })
+}
+
+impl Server {
+    /// Of the node's memory, the pages of 2 MiB that are one huge page each, and all of them.
+    pub(super) fn pages(&self) -> Result<Option<(u64, u64)>> {
+        let Some(admin) = &self.admin else { return Ok(None) };
+        let answer =
+            plain::request(admin, "GET", "/metrics", b"", b"").context("asking for the node's metrics")?;
+        let text = String::from_utf8_lossy(&answer.body);
+        let sum = |name: &str| {
+            let rows = text.lines().filter_map(|line| line.strip_prefix(name)?.rsplit(' ').next());
+            rows.filter_map(|value| value.parse::<u64>().ok()).sum::<u64>()
+        };
+        let all = sum("forebay_arena_reserve_bytes{") >> 21;
+        Ok(Some((sum("forebay_arena_pages_huge "), all)))
+    }
 }
 
 fn node(room: &Room, port: u16, admin_port: u16) -> (Command, String) {
