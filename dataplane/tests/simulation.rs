@@ -73,6 +73,8 @@ fn limits(arena_bytes: usize) -> Limits {
         ram_reserve_bytes: arena_bytes as u64 - 2 * reserve,
         send_pinned_bytes_per_connection_max: 2 * MIB as u64,
         send_pinned_bytes_max: arena_bytes as u64 / 2,
+        send_queue_bytes_per_connection_max: 1 << 20,
+        connections_heap_bytes_max: 48 << 20,
         zero_copy_bytes_max: arena_bytes as u64 / 16,
         tls_held_bytes_max: arena_bytes as u64 / 4,
         quic_send_bytes_max: 0,

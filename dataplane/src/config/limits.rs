@@ -38,6 +38,10 @@ pub struct Limits {
     pub send_pinned_bytes_per_connection_max: u64,
     /// The same for all connections together.
     pub send_pinned_bytes_max: u64,
+    /// Unsent bytes in one connection's socket (`TCP_NOTSENT_LOWAT`): what the kernel keeps for a client that does not read.
+    pub send_queue_bytes_per_connection_max: u64,
+    /// Heap of all client connections over TCP together: their heads, both ways, and their state.
+    pub connections_heap_bytes_max: u64,
     /// Bytes that the network holds of ours behind zero-copy sends, until its readers have acknowledged them; beyond it
     /// bodies are copied. A share for each worker.
     pub zero_copy_bytes_max: u64,
@@ -86,6 +90,12 @@ const RAM_BYTES_MIN: u64 = 4 * PAGE_BYTES;
 pub const QUIC_WINDOW_BYTES_MIN: u64 = 64 << 10;
 /// 2 MiB are 16 Gbit/s at a round trip of a millisecond.
 const QUIC_WINDOW_BYTES_MAX: u64 = 2 << 20;
+
+/// Enough for the time that a worker needs to come round to a socket at 10 GB/s, and a quarter of what the kernel keeps by
+/// itself.
+const SEND_QUEUE_BYTES: u64 = 1 << 20;
+/// Room for a request's head and for an answer's, 16 KiB each, and as much for all else.
+const CONNECTION_HEAP_BYTES: u64 = 48 << 10;
 
 /// Far more than clients that all come back at once have under way; whoever is refused tries again.
 const HANDSHAKES_MAX: u32 = 1024;
@@ -169,6 +179,8 @@ impl Limits {
             ram_reserve_bytes: arena_bytes - 2 * reserve,
             send_pinned_bytes_per_connection_max: (arena_bytes / 64).clamp(2 * extent, 16 << 20),
             send_pinned_bytes_max: arena_bytes / 2,
+            send_queue_bytes_per_connection_max: SEND_QUEUE_BYTES,
+            connections_heap_bytes_max: u64::from(connections_max) * CONNECTION_HEAP_BYTES,
             // Readers who stop keep it until they go, and what is left of the reserves has to do for the others.
             zero_copy_bytes_max: reserve / 2,
             tls_held_bytes_max: arena_bytes / 4,

@@ -100,8 +100,9 @@ pub fn run(config: &Config) -> Result<()> {
         };
     let admin = AdminDoor::bind(&config.admin, config.admin_token.clone())?;
     let workers = config.cores.workers.len();
-    let (addresses, plain) = bind(&config.listen, workers)?;
-    let (tls_addresses, encrypted) = bind(&config.listen_tls, workers)?;
+    let send_queue_bytes = node.limits.send_queue_bytes_per_connection_max;
+    let (addresses, plain) = bind(&config.listen, workers, send_queue_bytes)?;
+    let (tls_addresses, encrypted) = bind(&config.listen_tls, workers, send_queue_bytes)?;
     let mut listeners: Vec<Listeners> = plain
         .into_iter()
         .map(|sockets| sockets.into_iter().map(|socket| (socket, Wire::Plain)).collect())
@@ -299,7 +300,11 @@ type Listeners = Vec<(OwnedFd, Wire)>;
 
 /// For each worker its own socket on every address: the kernel spreads connections over them. The addresses as they
 /// are, then the sockets of each worker.
-fn bind(addresses: &[SocketAddr], workers: usize) -> Result<(Vec<SocketAddr>, Vec<Vec<OwnedFd>>)> {
+fn bind(
+    addresses: &[SocketAddr],
+    workers: usize,
+    send_queue_bytes: u64,
+) -> Result<(Vec<SocketAddr>, Vec<Vec<OwnedFd>>)> {
     let mut addresses = addresses.to_vec();
     let mut all = Vec::new();
     for worker in 0..workers {
@@ -308,6 +313,8 @@ fn bind(addresses: &[SocketAddr], workers: usize) -> Result<(Vec<SocketAddr>, Ve
             // From the second worker on, the port is taken: by us.
             let socket = bind_one(*address, worker == 0)
                 .with_context(|| format!("listening on {address}; is another program on that port?"))?;
+            // Accepted sockets inherit it.
+            socket.set_tcp_notsent_lowat(u32::try_from(send_queue_bytes).unwrap_or(u32::MAX))?;
             // Port 0 means any, but the same for all workers.
             *address = socket.local_addr()?.as_socket().context("an internet address")?;
             sockets.push(socket.into());

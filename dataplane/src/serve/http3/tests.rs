@@ -49,6 +49,8 @@ pub(in crate::serve) fn limits() -> Limits {
         ram_reserve_bytes: 32 * MIB as u64,
         send_pinned_bytes_per_connection_max: 2 * MIB as u64,
         send_pinned_bytes_max: 32 * MIB as u64,
+        send_queue_bytes_per_connection_max: 1 << 20,
+        connections_heap_bytes_max: 48 << 20,
         zero_copy_bytes_max: 2 * MIB as u64,
         tls_held_bytes_max: 8 * MIB as u64,
         quic_send_bytes_max: 8 * MIB as u64,
