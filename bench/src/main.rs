@@ -4,6 +4,8 @@
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand, ValueEnum as _};
+#[cfg(feature = "engines")]
+use forebay_bench::ceilings::disk;
 use forebay_bench::ceilings::net::{self, Plan};
 use forebay_bench::children::sibling;
 use forebay_bench::client::plain::OriginDoor;
@@ -55,8 +57,65 @@ enum Command {
     Try(TryArgs),
     /// The most that this machine's loopback and this client allow, whoever serves
     Net(NetArgs),
+    /// The most that a drive gives to one thread, by random direct reads through the node's engines
+    #[cfg(feature = "engines")]
+    Disk(DiskArgs),
+    /// The most that a drive gives; not in this build (feature `engines`)
+    #[cfg(not(feature = "engines"))]
+    Disk(NotBuilt),
     /// A node beside nginx, Varnish, Traffic Server, Caddy and cachey, hot in memory, on this machine
     Peers(PeersArgs),
+}
+
+/// Whatever was meant: it is answered with how to get it.
+#[cfg(not(feature = "engines"))]
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+struct NotBuilt {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    _arguments: Vec<String>,
+}
+
+/// One thread keeps reads under way, into registered memory, as a node does; no sums, no sockets, no file system cache. Nothing
+/// is ever written to what is there. Compare `fio --rw=randread --direct=1 --ioengine=io_uring`.
+#[cfg(feature = "engines")]
+#[derive(clap::Args)]
+struct DiskArgs {
+    /// A device, or a file on the drive in question
+    path: PathBuf,
+    /// Make the file first, all of it written; refused if something is there. It stays: remove it yourself
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    make: Option<u64>,
+    /// Read only so many bytes from the begin [all]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    span: Option<u64>,
+    /// Bytes of the reads: multiples of 4 KiB up to 2 MiB
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_read, default_value = "64KiB,128KiB,1MiB")]
+    sizes: Vec<u64>,
+    /// Reads under way at a time, 1 to 256
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,16,32", value_parser = clap::value_parser!(u16).range(1..=disk::DEPTH_MAX as i64))]
+    depths: Vec<u16>,
+    /// Which of the node's engines read
+    #[arg(
+        long,
+        value_name = "READER,...",
+        value_delimiter = ',',
+        value_enum,
+        default_value = "uring,portable"
+    )]
+    readers: Vec<disk::Reader>,
+    /// How long a block takes
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
+    block: Duration,
+    /// Blocks of each size, depth and reader
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// The thread's core [the first that this process may use]
+    #[arg(long, value_name = "CORE")]
+    cpu: Option<usize>,
+    /// Write the plan and every block as JSON; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 /// Each server alone on one core, this client on another; every byte verified once, then pairs of blocks A B, B A.
@@ -231,6 +290,13 @@ fn main() -> ExitCode {
         Command::All(args) => measure(&args, &[Row::Bulk, Row::Download], Changes::default()),
         Command::Demo(args) => stop::on_signals().and_then(|stop| demo(&args, stop, argv())),
         Command::Net(args) => net(&args),
+        #[cfg(feature = "engines")]
+        Command::Disk(args) => read_drive(&args),
+        #[cfg(not(feature = "engines"))]
+        Command::Disk(_) => bail!(
+            "this forebay-bench was built without the node's engines: cargo run --release -p forebay-bench --features engines \
+             -- disk PATH"
+        ),
         Command::Peers(args) => compare_peers(&args),
         Command::Try(args) => stop::on_signals().and_then(|stop| try_own_data(&args, stop)),
     };
@@ -322,6 +388,42 @@ fn net(args: &NetArgs) -> Result<u8> {
         cores: chosen,
     };
     let found = net::measure(&plan, stop::on_signals()?)?;
+    tell(args.json.as_deref(), &found.to_json(), &found.text())?;
+    Ok(0)
+}
+
+#[cfg(feature = "engines")]
+fn parse_read(text: &str) -> Result<u64, String> {
+    let bytes = parse_size(text)?;
+    if bytes == 0 || bytes > disk::SIZE_MAX || !bytes.is_multiple_of(disk::GRAIN_BYTES) {
+        return Err(format!("a read of {bytes} bytes is not one of 4 KiB to 2 MiB in steps of 4 KiB"));
+    }
+    Ok(bytes)
+}
+
+#[cfg(feature = "engines")]
+fn read_drive(args: &DiskArgs) -> Result<u8> {
+    let cores: Vec<usize> =
+        core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
+    let Some(core) = args.cpu.or(cores.first().copied()) else { bail!("the kernel names no cores") };
+    if !cores.contains(&core) {
+        return Err(usage(format!("--cpu {core}: this process may use cores {cores:?}")));
+    }
+    let stop = stop::on_signals()?;
+    if let Some(bytes) = args.make {
+        disk::make(&args.path, bytes, stop)?;
+    }
+    let plan = disk::Plan {
+        path: args.path.clone(),
+        span: args.span,
+        sizes: args.sizes.clone(),
+        depths: args.depths.iter().copied().map(usize::from).collect(),
+        readers: args.readers.clone(),
+        block: args.block,
+        rounds: args.rounds,
+        core,
+    };
+    let found = disk::measure(&plan, stop)?;
     tell(args.json.as_deref(), &found.to_json(), &found.text())?;
     Ok(0)
 }

@@ -111,6 +111,12 @@ pub fn bins(histogram: &Histogram<u64>) -> Vec<(u64, u64)> {
     out
 }
 
+/// The middle one, or the mean of the two in the middle; `None` of nothing.
+pub fn median_of(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    (!values.is_empty()).then(|| median(&mut values))
+}
+
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

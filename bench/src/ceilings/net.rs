@@ -10,6 +10,7 @@ use crate::client::{Target, Verify};
 use crate::environment::Environment;
 use crate::processors::{core_busy_seconds, pin, thread_cpu_ns};
 use crate::recorder::Block;
+use crate::statistics::median_of;
 use crate::units::size_text;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -171,14 +172,7 @@ fn asked(job: &Job, stop: &AtomicBool) -> Result<Block> {
 
 impl Cell {
     fn figures(&self) -> Figures {
-        let of = |figure: &dyn Fn(&Measured) -> Option<f64>| {
-            let mut all: Vec<f64> = self.blocks.iter().filter_map(figure).collect();
-            all.sort_by(f64::total_cmp);
-            (!all.is_empty()).then(|| {
-                let (low, high) = (all[(all.len() - 1) / 2], all[all.len() / 2]);
-                f64::midpoint(low, high)
-            })
-        };
+        let of = |figure: &dyn Fn(&Measured) -> Option<f64>| median_of(self.blocks.iter().filter_map(figure));
         let gigabytes =
             |one: &Measured| Some(one.block.bytes as f64 / 1e9).filter(|gigabytes| *gigabytes > 0.0);
         let mut merged = Block::default();

@@ -3,7 +3,7 @@
 
 use super::{Compared, Comparison, Measured, Peer};
 use crate::recorder::{Block, Metric};
-use crate::statistics::{Ratio, paired_ratio, percentile_ratio};
+use crate::statistics::{Ratio, median_of, paired_ratio, percentile_ratio};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -65,10 +65,7 @@ fn say_ratio(ratio: &Ratio) -> String {
 }
 
 fn median(blocks: &[&Measured], figure: impl Fn(&Measured) -> Option<f64>) -> Option<f64> {
-    let mut all: Vec<f64> = blocks.iter().filter_map(|one| figure(one)).collect();
-    all.sort_by(f64::total_cmp);
-    let last = all.len().checked_sub(1)?;
-    Some(f64::midpoint(all[last / 2], all[all.len() / 2]))
+    median_of(blocks.iter().filter_map(|one| figure(one)))
 }
 
 impl Comparison {
