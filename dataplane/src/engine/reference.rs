@@ -6,8 +6,7 @@
 //! ([`Lease::lend`](crate::arena::Lease::lend)).
 //!
 //! Slices that lie one behind the other leave in one call: at the end of each call the kernel sends off what it has,
-//! a short segment most of the time. And a call that took less than it was given is not made again before the socket
-//! has room: to be refused costs the kernel the pages of 64 KiB, taken and put back.
+//! a short segment most of the time.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -22,8 +21,8 @@ pub(super) fn push(socket: RawFd, outgoing: &mut Outgoing) -> io::Result<usize> 
     let mut sent = 0;
     while !outgoing.is_empty() {
         let of_header = outgoing.header_left().len();
-        let (asked, result) = if of_header > 0 {
-            (of_header, send_header(socket, outgoing.header_left(), outgoing.body.is_empty()))
+        let result = if of_header > 0 {
+            send_header(socket, outgoing.header_left(), outgoing.body.is_empty())
         } else {
             send_slices(socket, &outgoing.body)
         };
@@ -34,9 +33,6 @@ pub(super) fn push(socket: RawFd, outgoing: &mut Outgoing) -> io::Result<usize> 
                 sent += count;
                 if of_header == 0 {
                     outgoing.by_reference += count as u64;
-                }
-                if count < asked {
-                    break;
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -56,12 +52,12 @@ fn send_header(socket: RawFd, header: &[u8], is_all: bool) -> io::Result<usize> 
     count(unsafe { libc::send(socket, header.as_ptr().cast(), header.len(), flags) })
 }
 
-/// Sends the first slices, as many as lie one behind the other; how many bytes they are, and what came of it. The
-/// socket does not block, and the process ignores SIGPIPE as every Rust program does.
-fn send_slices(socket: RawFd, body: &[Slice]) -> (usize, io::Result<usize>) {
+/// Sends the first slices, as many as lie one behind the other. The socket does not block, and the process ignores
+/// SIGPIPE as every Rust program does.
+fn send_slices(socket: RawFd, body: &[Slice]) -> io::Result<usize> {
     let mut slices = body.iter().filter(|slice| !slice.is_empty()).map(|slice| (slice, place(slice)));
     let Some((first, Some((file, begin)))) = slices.next() else {
-        return (0, Err(io::ErrorKind::Unsupported.into()));
+        return Err(io::ErrorKind::Unsupported.into());
     };
     let mut end = begin + first.len() as u64;
     for (slice, place) in slices {
@@ -72,12 +68,10 @@ fn send_slices(socket: RawFd, body: &[Slice]) -> (usize, io::Result<usize>) {
             _ => break,
         }
     }
-    let asked = (end - begin) as usize;
     let mut offset = begin.cast_signed();
     // SAFETY: `offset` lives on this stack; the bytes are below the watermarks of leases that the slices hold, so
     // nobody writes them, and `lend` keeps their slots out of use for as long as the network may read them.
-    let sent = unsafe { libc::sendfile(socket, file.as_raw_fd(), &raw mut offset, asked) };
-    (asked, count(sent))
+    count(unsafe { libc::sendfile(socket, file.as_raw_fd(), &raw mut offset, (end - begin) as usize) })
 }
 
 /// Where the bytes of a slice are, which is lent from now on.
