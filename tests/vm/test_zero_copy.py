@@ -108,7 +108,9 @@ def wrong_ones(numbers, direct):
 def readers_stop(label, guest, direct):
     node = Node()
     guest.until("the node is ready", node.is_ready)
-    wrong = wrong_ones(range(HOT), direct)
+    # At once: a kernel that does not say what it copied refuses to be asked, and must be believed by each.
+    first = [Plain(number) for number in range(HOT)]
+    wrong = [reader.number for reader in first if not is_right(reader.number, reader.read(), direct)]
     check(f"{label}: right bytes from the origin", not wrong, wrong)
     sent = node.metric("forebay_serve_sent_zero_copy_bytes_total")
     check(f"{label}: bodies are sent zero-copy", sent > HOT * SIZE / 2, sent)
@@ -140,7 +142,7 @@ def readers_stop(label, guest, direct):
     numbers = node.metrics()
     zero_copy = numbers["forebay_serve_sent_zero_copy_bytes_total"]
     copied = numbers["forebay_serve_zero_copy_copied_bytes_total"]
-    # A kernel before 6.2 does not say; its doctor does.
+    # An early 6.1 does not say; its doctor does.
     is_said = "says which paths copy" in guest.log()
     check(f"{label}: zero-copy sends are granted", "granted  zero-copy send" in guest.log())
     check(f"{label}: the kernel does not say that it copied", copied == 0, f"{copied} of {zero_copy}")

@@ -36,7 +36,7 @@ const ENTRIES: u32 = 1024;
 const COMPLETIONS: u32 = 8 * ENTRIES;
 /// A chunk is registered anew when more than this part of it, one in so many pages, has been renewed.
 const STALE_SHARE: usize = 16;
-/// `IORING_SEND_ZC_REPORT_USAGE` (6.2), which the crate does not name.
+/// `IORING_SEND_ZC_REPORT_USAGE` (6.2, and later releases of 6.1), which the crate does not name.
 pub(super) const REPORT_USAGE: u16 = 1 << 3;
 /// Kernel helper threads that one ring may start, bounded and unbounded work.
 const HELPERS_MAX: [u32; 2] = [4, 4];
@@ -240,7 +240,7 @@ impl Ring {
     ) -> (io::Result<usize>, Outgoing) {
         let means = Means { zero_copy: self.zero_copy.get(), held: self.operations.borrow().lent_bytes };
         match way::choose(&self.policy, means, &socket.path, &outgoing) {
-            Way::Copy => self.send_message(socket, outgoing, watch, false).await,
+            Way::Copy => self.send_message(socket, outgoing, watch, Mode::Copied).await,
             Way::Reference => self.send_by_reference(socket, outgoing, watch).await,
             Way::ZeroCopy => self.send_zero_copy(socket, outgoing, watch).await,
         }
@@ -254,30 +254,32 @@ impl Ring {
         watch: &SendWatch,
     ) -> (io::Result<usize>, Outgoing) {
         loop {
-            let (result, back) = self.send_message(socket, outgoing, watch, true).await;
+            let is_reported = self.reports.get();
+            let mode = Mode::ZeroCopy { is_reported };
+            let (result, back) = self.send_message(socket, outgoing, watch, mode).await;
             outgoing = back;
             let refusal = match &result {
                 Ok(sent) => {
                     outgoing.zero_copy += *sent as u64;
                     return (result, outgoing);
                 }
-                Err(error) => error.raw_os_error(),
+                Err(error) => refusal(error, is_reported),
             };
             match refusal {
-                Some(libc::EINVAL) if self.reports.replace(false) => continue,
-                // A protocol without it: this socket's business.
-                Some(libc::EOPNOTSUPP) => socket.path.learn(true),
-                Some(libc::EINVAL | libc::ENOMEM) => {
-                    self.zero_copy.set(false);
-                    tracing::warn!(
-                        error = %result.expect_err("refused"),
-                        "the kernel takes no zero-copy sends: bodies are copied; if it is for want of locked memory, \
-                         raise the memlock limit (LimitMEMLOCK=infinity) or grant CAP_IPC_LOCK"
-                    );
+                None => return (result, outgoing),
+                Some(Refusal::Reports) => {
+                    self.reports.set(false);
+                    continue;
                 }
-                _ => return (result, outgoing),
+                Some(Refusal::Socket) => socket.path.learn(true),
+                Some(Refusal::Kernel) if self.zero_copy.replace(false) => tracing::warn!(
+                    error = %result.expect_err("refused"),
+                    "the kernel takes no zero-copy sends: bodies are copied; if it is for want of locked memory, raise \
+                     the memlock limit (LimitMEMLOCK=infinity) or grant CAP_IPC_LOCK"
+                ),
+                Some(Refusal::Kernel) => {}
             }
-            return self.send_message(socket, outgoing, watch, false).await;
+            return self.send_message(socket, outgoing, watch, Mode::Copied).await;
         }
     }
 
@@ -286,14 +288,13 @@ impl Ring {
         socket: &RingSocket,
         outgoing: Outgoing,
         watch: &SendWatch,
-        zero_copy: bool,
+        mode: Mode,
     ) -> (io::Result<usize>, Outgoing) {
-        let is_reported = self.reports.get();
         let frame = {
             let mut operations = self.operations.borrow_mut();
             let mut frame = operations.frame();
             frame.outgoing = outgoing;
-            if zero_copy {
+            if let Mode::ZeroCopy { is_reported } = mode {
                 operations.lend(&mut frame, Rc::clone(&socket.path), is_reported);
             }
             frame
@@ -303,11 +304,12 @@ impl Ring {
             // WAITALL: the kernel goes on by itself when the socket has room again, so a count short of all
             // is the end of the connection or an interruption.
             let flags = (libc::MSG_WAITALL | libc::MSG_NOSIGNAL) as u32;
-            if zero_copy {
-                let ways = if is_reported { REPORT_USAGE } else { 0 };
-                opcode::SendMsgZc::new(Fd(socket.fd), frame.aim()).flags(flags).ioprio(ways).build()
-            } else {
-                opcode::SendMsg::new(Fd(socket.fd), frame.aim()).flags(flags).build()
+            match mode {
+                Mode::Copied => opcode::SendMsg::new(Fd(socket.fd), frame.aim()).flags(flags).build(),
+                Mode::ZeroCopy { is_reported } => {
+                    let ways = if is_reported { REPORT_USAGE } else { 0 };
+                    opcode::SendMsgZc::new(Fd(socket.fd), frame.aim()).flags(flags).ioprio(ways).build()
+                }
             }
         });
         let mut cancelled = false;
@@ -552,6 +554,37 @@ fn count(result: i32) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
 }
 
+/// How one message is handed to the kernel.
+#[derive(Clone, Copy, Debug)]
+enum Mode {
+    Copied,
+    /// Zero-copy; and whether the kernel is to say if it has copied.
+    ZeroCopy {
+        is_reported: bool,
+    },
+}
+
+/// What does not go, where a zero-copy send was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    /// To be told whether it was copied (before 6.2, or an early 6.1).
+    Reports,
+    /// Zero-copy on this socket: its protocol has none.
+    Socket,
+    /// Zero-copy at all: not known, or no more memory may be locked.
+    Kernel,
+}
+
+/// What an error of a zero-copy send refuses; `None` if it is the connection's.
+fn refusal(error: &io::Error, was_reported: bool) -> Option<Refusal> {
+    match error.raw_os_error()? {
+        libc::EINVAL if was_reported => Some(Refusal::Reports),
+        libc::EINVAL | libc::ENOMEM => Some(Refusal::Kernel),
+        libc::EOPNOTSUPP => Some(Refusal::Socket),
+        _ => None,
+    }
+}
+
 /// Whether both ends of a connection are on this host, as far as its addresses tell.
 fn is_within_host(fd: &OwnedFd) -> bool {
     let socket = socket2::SockRef::from(fd);
@@ -611,5 +644,25 @@ impl Drop for Submitted {
         if !self.taken && self.ring.operations.borrow_mut().abandon(self.key) {
             self.ring.cancel(self.key);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two first sends at once on a kernel that reports nothing: the second was taken for one that was refused without
+    /// asking for a report, and no body left zero-copy any more.
+    #[test]
+    fn a_refusal_is_judged_by_what_was_asked_then() {
+        let of = |code, was_reported| refusal(&io::Error::from_raw_os_error(code), was_reported);
+        assert_eq!(of(libc::EINVAL, true), Some(Refusal::Reports));
+        assert_eq!(of(libc::EINVAL, false), Some(Refusal::Kernel));
+        assert_eq!(of(libc::ENOMEM, true), Some(Refusal::Kernel));
+        assert_eq!(of(libc::EOPNOTSUPP, true), Some(Refusal::Socket));
+        for code in [libc::ECONNRESET, libc::EPIPE, libc::ECANCELED] {
+            assert_eq!(of(code, true), None);
+        }
+        assert_eq!(refusal(&io::ErrorKind::WriteZero.into(), true), None);
     }
 }

@@ -187,7 +187,12 @@ impl Operations {
         if let Some(ZeroCopy { path, bytes, is_reported: true }) = &frame.zero_copy {
             let is_copied = usage & COPIED != 0;
             path.learn(is_copied);
-            self.copied_bytes += if is_copied { *bytes } else { 0 };
+            // If the future has not looked yet, what was not sent is still among the bytes.
+            let sent = match operation.state {
+                State::Done(result, _) => u64::try_from(result).unwrap_or(0),
+                _ => *bytes,
+            };
+            self.copied_bytes += if is_copied { sent } else { 0 };
         }
         match &mut operation.state {
             State::Done(_, is_lent @ true) => *is_lent = false,
@@ -440,9 +445,10 @@ mod tests {
         let arena = arena();
         let (mut operations, path) = (Operations::default(), Rc::new(Path::default()));
         let key = lent(&mut operations, arena, &path);
-        operations.complete(key.0, 8197, MORE);
-        operations.complete(key.0, 0, NOTIFICATION);
-        let Poll::Ready((8197, Held::Send(frame))) = operations.poll(key, Waker::noop()) else {
+        operations.complete(key.0, 1000, MORE);
+        operations.complete(key.0, COPIED, NOTIFICATION);
+        assert_eq!(operations.copied_bytes, 1000);
+        let Poll::Ready((1000, Held::Send(frame))) = operations.poll(key, Waker::noop()) else {
             panic!("it is done")
         };
         drop(operations.unframe(frame));
