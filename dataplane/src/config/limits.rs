@@ -43,7 +43,7 @@ pub struct Limits {
     /// Heap of all client connections over TCP together: their heads, both ways, and their state.
     pub connections_heap_bytes_max: u64,
     /// Bytes that the network holds of ours behind zero-copy sends, until its readers have acknowledged them; beyond it
-    /// bodies are copied. A share for each worker.
+    /// bodies go another way. A share for each worker, or one send where that is more.
     pub zero_copy_bytes_max: u64,
     /// Encrypted bytes that wait for clients of HTTPS who pause; what would be more ends their connection.
     pub tls_held_bytes_max: u64,

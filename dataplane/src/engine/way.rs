@@ -30,7 +30,7 @@ pub enum Sends {
 pub struct SendPolicy {
     /// The ways that are allowed.
     pub sends: Sends,
-    /// Most bytes of one ring that the network may hold, zero-copy; beyond it bodies are copied.
+    /// Most bytes of one ring that the network may hold, zero-copy; beyond it bodies go another way. One send may exceed it.
     pub zero_copy_bytes_max: u64,
     /// Most of them for one connection.
     pub zero_copy_bytes_per_connection_max: u64,
@@ -106,8 +106,9 @@ pub(super) fn choose(policy: &SendPolicy, means: Means, path: &Path, outgoing: &
         Sends::Copy | Sends::Reference => false,
     };
     let len = outgoing.len() as u64;
+    // One send goes in any case, or a worker with a small share would copy large bodies for ever.
     let has_room = path.held.get() + len <= policy.zero_copy_bytes_per_connection_max
-        && means.held + len <= policy.zero_copy_bytes_max;
+        && (means.held == 0 || means.held + len <= policy.zero_copy_bytes_max);
     if is_wanted && has_room && means.zero_copy && outgoing.body_len() >= ZERO_COPY_BYTES_MIN {
         Way::ZeroCopy
     } else if by_reference(policy.sends, outgoing) {
@@ -194,6 +195,9 @@ mod tests {
         path.give_back(1);
         assert_eq!(choose(&policy, Means { held: 200_008, ..MEANS }, &path, &body), Way::ZeroCopy);
         assert_eq!(choose(&policy, Means { held: 200_009, ..MEANS }, &path, &body), Way::Copy);
+        let small = SendPolicy { zero_copy_bytes_max: 1, ..SendPolicy::default() };
+        assert_eq!(choose(&small, MEANS, &path, &body), Way::ZeroCopy, "one goes");
+        assert_eq!(choose(&small, Means { held: 1, ..MEANS }, &path, &body), Way::Copy);
     }
 
     #[test]
