@@ -96,7 +96,7 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR", value_parser = said::<AdminAddr>)]
     pub admin: Option<AdminAddr>,
 
-    /// Cores with a pinned worker: auto, or numbers and ranges such as 0,1,4-7 [default: auto]
+    /// Cores with a pinned worker: auto, or numbers and ranges such as 0,1,4-7; one named twice has two [default: auto]
     #[arg(long, value_name = "CORES", value_parser = said::<CoreChoice>)]
     pub cores: Option<CoreChoice>,
 

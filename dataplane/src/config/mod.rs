@@ -223,6 +223,12 @@ impl Config {
                     .to_owned(),
             );
         }
+        let cores = host.core_map(&settings.cores.unwrap_or(CoreChoice::Auto))?;
+        if let Some(core) = first_twice(cores.workers.iter()) {
+            warnings.push(format!(
+                "cores: core {core} is named more than once: its workers take turns, which is slower than one of them alone"
+            ));
+        }
         Ok(Self {
             listen,
             listen_tls,
@@ -231,7 +237,7 @@ impl Config {
             alt_svc: settings.alt_svc.unwrap_or(AltSvc::Https),
             admin,
             admin_token,
-            cores: host.core_map(&settings.cores.unwrap_or(CoreChoice::Auto))?,
+            cores,
             memory,
             drives,
             accelerators: settings.accelerator,

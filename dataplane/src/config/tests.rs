@@ -180,6 +180,10 @@ fn what_this_version_cannot_hold_is_refused() {
     assert!(refused(none).contains("at least 1"));
     let cores = Settings { cores: Some(CoreChoice::These(vec![7])), ..minimal() };
     assert!(refused(cores).contains("allowed are 0,1"));
+    let twice =
+        load(Settings { cores: Some(CoreChoice::These(vec![1, 0, 1])), ..minimal() }).expect("a config");
+    assert_eq!(twice.cores.workers, [1, 0, 1]);
+    assert!(twice.warnings.iter().any(|warning| warning.contains("core 1 is named more than once")));
 }
 
 #[test]
