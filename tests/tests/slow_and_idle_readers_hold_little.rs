@@ -5,6 +5,8 @@
 //! holds an offset, the socket holds `send_queue_bytes_per_connection_max`, and the heap of all connections together
 //! `connections_heap_bytes_max`.
 
+use std::collections::HashMap;
+
 use forebay_tests::http::{self, Connection};
 use forebay_tests::origin::Origin;
 use forebay_tests::{Content, Engine, Node, NodeSpec, on_each_engine, wait};
@@ -29,14 +31,16 @@ fn heap_bytes(node: &Node) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
 }
 
-/// Bytes in the send queues of the node's connections: sent and not acknowledged, or not sent.
-fn send_queues(node: &Node) -> Vec<u64> {
+/// Bytes in the send queues of the node's connections, by their clients: sent and not acknowledged, or not sent. The kernel
+/// may show a row twice, or not, while others open and close connections.
+fn send_queues(node: &Node) -> HashMap<String, u64> {
     let local = format!(":{:04X}", node.data().port());
     let table = std::fs::read_to_string("/proc/net/tcp").expect("a table of connections");
     let rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    rows.filter(|row| row[1].ends_with(&local) && row[3] == "01")
-        .map(|row| u64::from_str_radix(row[4].split(':').next().expect("a pair"), 16).expect("a number"))
-        .collect()
+    let ours = rows.filter(|row| row[1].ends_with(&local) && row[3] == "01");
+    let queue =
+        |row: &[&str]| u64::from_str_radix(row[4].split(':').next().expect("a pair"), 16).expect("a number");
+    ours.map(|row| (row[2].to_owned(), queue(&row))).collect()
 }
 
 /// Bytes of memory that answers under way hold.
@@ -82,9 +86,10 @@ fn slow_readers_of_a_hot_object_hold_offsets(engine: Engine) {
         for reader in &mut readers {
             assert!(reader.take(STEP as usize).expect("bytes") == expected, "at {start}");
         }
-        let queues = send_queues(&node);
-        assert_eq!(queues.len() as u64, READERS, "each is served");
-        let longest = queues.into_iter().max().expect("some");
+        let queues = wait::until("each is served", || {
+            Some(send_queues(&node)).filter(|queues| queues.len() as u64 == READERS)
+        });
+        let longest = queues.into_values().max().expect("some");
         assert!(longest <= SEND_QUEUE + SEGMENT, "{longest} bytes in one send queue");
         let heap = heap_bytes(&node).saturating_sub(before);
         assert!(heap <= (READERS + 1) * HEAP_PER_CONNECTION, "{heap} bytes of heap for {READERS} readers");
