@@ -293,10 +293,11 @@ fn main() -> ExitCode {
         #[cfg(feature = "engines")]
         Command::Disk(args) => read_drive(&args),
         #[cfg(not(feature = "engines"))]
-        Command::Disk(_) => bail!(
-            "this forebay-bench was built without the node's engines: cargo run --release -p forebay-bench --features engines \
-             -- disk PATH"
-        ),
+        Command::Disk(_) => Err(usage(
+            "disk: this forebay-bench was built without the node's engines: cargo run --release -p forebay-bench --features \
+             engines -- disk PATH"
+                .to_owned(),
+        )),
         Command::Peers(args) => compare_peers(&args),
         Command::Try(args) => stop::on_signals().and_then(|stop| try_own_data(&args, stop)),
     };
