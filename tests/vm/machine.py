@@ -69,8 +69,10 @@ def kernel(series, cache):
         if subprocess.run(["apt-get", *apt, "-qq", "download", newest], cwd=work).returncode == 0:
             break
         time.sleep(5 * (attempt + 1))
-    [package] = glob.glob(f"{work}/{newest}_*.deb")
-    run("dpkg-deb", "-x", package, f"{work}/out")
+    packages = glob.glob(f"{work}/{newest}_*.deb")
+    if not packages:
+        raise SystemExit(f"{newest} could not be downloaded in three tries")
+    run("dpkg-deb", "-x", packages[0], f"{work}/out")
     [image] = glob.glob(f"{work}/out/boot/vmlinuz-*")
     release = image.rpartition("vmlinuz-")[2]
     modules = f"{work}/out/lib/modules/{release}"
