@@ -18,7 +18,7 @@ use forebay_bench::origin::catalog::Dataset;
 use forebay_bench::origin::model::{Class, Profile};
 use forebay_bench::origin::server::Server;
 use forebay_bench::own_data::{TryArgs, try_own_data};
-use forebay_bench::peers::{self, CELLS, Cell, Peer};
+use forebay_bench::peers::{self, CELLS, Cell, Peer, State};
 use forebay_bench::report::{Run, text};
 use forebay_bench::run::{CacheState, Setup, run};
 use forebay_bench::stop;
@@ -63,7 +63,7 @@ enum Command {
     /// The most that a drive gives; not in this build (feature `engines`)
     #[cfg(not(feature = "engines"))]
     Disk(NotBuilt),
-    /// A node beside nginx, Varnish, Traffic Server, Caddy and cachey, hot in memory, on this machine
+    /// A node beside nginx, Varnish, Traffic Server, Caddy, cachey and fio, on this machine
     Peers(PeersArgs),
 }
 
@@ -119,18 +119,18 @@ struct DiskArgs {
 }
 
 /// Each server alone on one core, this client on another; every byte verified once, then pairs of blocks A B, B A.
-/// Servers are found in PATH: `apt-get install nginx varnish gcc trafficserver caddy`; `cargo install cachey`, its program
+/// Servers are found in PATH: `apt-get install nginx varnish gcc trafficserver caddy fio`; `cargo install cachey`, its program
 /// `server` renamed to cachey. One that is not there is a row that says so. As root it
 /// goes on in a network namespace of its own, in which nobody paces (reno), unless that is the machine's way anyhow. Exit code 4 if a row does not hold what it must.
 #[derive(clap::Args)]
 struct PeersArgs {
-    /// What is asked for [all]
+    /// What is asked for [all]; hot, drive and miss stand for all of that kind
     #[arg(long, value_name = "CELL,...", value_delimiter = ',', value_parser = cell_names())]
     cells: Vec<String>,
     /// Whom the node is compared with [all]
     #[arg(long, value_name = "PEER,...", value_delimiter = ',', value_enum)]
     peers: Vec<Peer>,
-    /// At most so many objects of each set [2,500 to 3]; a set that fits into the processor's caches measures those
+    /// At most so many objects of each set; a set that fits into the processor's caches, or a drive's into memory, measures those
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     objects_max: Option<u64>,
     /// Pairs of blocks; an interval needs 5
@@ -151,7 +151,7 @@ struct PeersArgs {
     /// The client's core [the last]
     #[arg(long, value_name = "CORE")]
     cpu: Option<usize>,
-    /// Where files and caches go, about 4 GB, removed afterwards
+    /// Where files and caches go, 4 GB, and up to 16 GB with drive or miss, removed afterwards; for drive, on the drive in question
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
     folder: PathBuf,
     /// Write the plan and every block as JSON; `-` is standard output
@@ -429,13 +429,22 @@ fn read_drive(args: &DiskArgs) -> Result<u8> {
     Ok(0)
 }
 
+/// Words for all cells of a kind.
+const KINDS: [(&str, State); 3] = [("hot", State::Hot), ("drive", State::Drive), ("miss", State::Miss)];
+
 fn cell_names() -> clap::builder::PossibleValuesParser {
-    clap::builder::PossibleValuesParser::new(CELLS.map(|cell| cell.name))
+    let kinds = KINDS.map(|(word, _)| word).into_iter();
+    clap::builder::PossibleValuesParser::new(kinds.chain(CELLS.map(|cell| cell.name)))
 }
 
 fn compare_peers(args: &PeersArgs) -> Result<u8> {
     let stop = stop::on_signals()?;
-    let is_chosen = |cell: &Cell| args.cells.is_empty() || args.cells.iter().any(|name| name == cell.name);
+    let kind =
+        |cell: &Cell| KINDS.iter().find(|(_, state)| *state == cell.state).map_or("", |(word, _)| word);
+    let is_chosen = |cell: &Cell| match &args.cells[..] {
+        [] => true,
+        names => names.iter().any(|name| name == cell.name || name == kind(cell)),
+    };
     let objects_max = args.objects_max.unwrap_or(u64::MAX);
     let cells = CELLS.into_iter().filter(is_chosen);
     let cells = cells.map(|cell| Cell { objects: cell.objects.min(objects_max), ..cell }).collect();

@@ -4,7 +4,7 @@
 //! transfer, so "warm" is the origin's word and not only the node's.
 #![forbid(unsafe_code)]
 
-use crate::client::lanes::{self, EtagLedger, Job};
+use crate::client::lanes::{self, EtagLedger, Job, Part};
 use crate::client::plain::{OriginDoor, ProfileText, list_path, parse_page, request};
 use crate::client::signing::KeySigner;
 use crate::client::{Target, Verify};
@@ -221,7 +221,8 @@ pub fn run(setup: &Setup, workload: Workload) -> Result<Outcome> {
         version: 1,
         concurrency: workload.concurrency,
         verify: setup.verify,
-        range: None,
+        part: Part::Whole,
+        first: 0,
         discard: false,
         needs_etag: true,
         headers: b"",

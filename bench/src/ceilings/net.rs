@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::null::{NullServer, Way};
-use crate::client::lanes::{EtagLedger, Job, run as run_lanes};
+use crate::client::lanes::{EtagLedger, Job, Part, run as run_lanes};
 use crate::client::{Target, Verify};
 use crate::environment::Environment;
 use crate::processors::{core_busy_seconds, pin, thread_cpu_ns};
@@ -114,7 +114,8 @@ fn block(plan: &Plan, size: u64, way: Way, stop: &AtomicBool) -> Result<Measured
         version: 1,
         concurrency: plan.connections,
         verify: Verify::Length,
-        range: None,
+        part: Part::Whole,
+        first: 0,
         discard: false,
         needs_etag: true,
         headers: b"",

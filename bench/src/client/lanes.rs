@@ -28,6 +28,17 @@ const HEAD_READ_BYTES: usize = 4096;
 const FAILURES_MAX: u64 = 100;
 const FAILURES_KEPT: usize = 8;
 
+/// How much of an object a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    Whole,
+    /// So many bytes, at most all, at a multiple of their number that the request's number draws.
+    Aligned(u64),
+    /// So many bytes, at most all, at a place that the request's number draws.
+    Anywhere(u64),
+}
+
 /// What one block does.
 pub struct Job<'a> {
     /// Whom it asks.
@@ -38,6 +49,8 @@ pub struct Job<'a> {
     pub prefix: &'a str,
     /// How many objects there are; request `i` asks object `i` modulo this.
     pub objects: u64,
+    /// The number of the first request.
+    pub first: u64,
     /// How many requests.
     pub count: u64,
     /// Bytes of each object.
@@ -48,9 +61,8 @@ pub struct Job<'a> {
     pub concurrency: usize,
     /// How much is checked.
     pub verify: Verify,
-    /// Bytes of the range that each request asks for, aligned to its own length at a place that the request's number
-    /// draws; `None` asks for whole objects. At most `size`.
-    pub range: Option<u64>,
+    /// How much of an object each request asks for.
+    pub part: Part,
     /// Whether the kernel drops bodies instead of copying them here (`MSG_TRUNC`, tcp(7)): they come through the
     /// connection and are counted, but nobody sees them. Only with [`Verify::Length`].
     pub discard: bool,
@@ -320,8 +332,9 @@ impl Run<'_> {
         if !lane.busy {
             return;
         }
-        lane.object = self.issued % self.job.objects;
-        lane.asked = self.job.asked(self.issued);
+        let number = self.job.first + self.issued;
+        lane.object = number % self.job.objects;
+        lane.asked = self.job.asked(number);
         self.issued += 1;
         lane.request.clear();
         lane.request.extend_from_slice(b"GET /");
@@ -336,7 +349,7 @@ impl Run<'_> {
         lane.request.extend_from_slice(b" HTTP/1.1\r\nHost: ");
         lane.request.extend_from_slice(self.job.target.host.as_bytes());
         lane.request.extend_from_slice(b"\r\nUser-Agent: forebay-bench\r\nAccept: */*\r\n");
-        if self.job.range.is_some() {
+        if self.job.part != Part::Whole {
             let Range { start, end } = lane.asked;
             // Into memory that is there already: it cannot fail.
             let _ = write!(lane.request, "Range: bytes={start}-{}\r\n", end - 1);
@@ -601,7 +614,7 @@ fn parse_head(
         (None, _) => return Err("a body without Content-Length, which this client does not read"),
     };
     if answer.is_body() {
-        let is_range = job.range.is_some();
+        let is_range = job.part != Part::Whole;
         let told = content_range.and_then(parse_content_range);
         answer.fault = match (status, content_range.is_some(), etag) {
             (206, _, _) if !is_range => Some("a partial answer to a request without Range"),
@@ -631,9 +644,18 @@ fn parse_content_range(value: &[u8]) -> Option<(Range<u64>, u64)> {
 impl Job<'_> {
     // Which bytes the request of this number asks for.
     fn asked(&self, number: u64) -> Range<u64> {
-        let Some(length) = self.range.map(|length| length.min(self.size)) else { return 0..self.size };
-        let places = self.size.checked_div(length).unwrap_or(1).max(1);
-        let start = splitmix64(number) % places * length;
+        let drawn = splitmix64(number);
+        let (start, length) = match self.part {
+            Part::Whole => (0, self.size),
+            Part::Aligned(length) => {
+                let length = length.min(self.size);
+                (drawn % self.size.checked_div(length).unwrap_or(1) * length, length)
+            }
+            Part::Anywhere(length) => {
+                let length = length.min(self.size);
+                (drawn % (self.size - length + 1), length)
+            }
+        };
         start..start + length
     }
 }
@@ -661,28 +683,38 @@ mod tests {
     #[test]
     fn ranges_lie_in_the_object_and_say_where() {
         let target = Target::parse("http://127.0.0.1:1/b").expect("whole");
-        let job = |size, range| Job {
+        let job = |size, part| Job {
             target: &target,
             content_bucket: "b",
             prefix: "",
             objects: 1,
+            first: 0,
             count: 1,
             size,
             version: 1,
             concurrency: 1,
             verify: Verify::Full,
-            range,
+            part,
             discard: false,
             needs_etag: true,
             headers: b"",
             signatures: None,
             timeout: Duration::from_secs(1),
         };
-        assert_eq!(job(1000, None).asked(7), 0..1000);
-        assert_eq!(job(1000, Some(1000)).asked(7), 0..1000);
-        let seen: std::collections::BTreeSet<u64> =
-            (0..100).map(|number| job(1000, Some(300)).asked(number).start).collect();
-        assert_eq!(seen.into_iter().collect::<Vec<_>>(), [0, 300, 600]);
+        for part in [Part::Whole, Part::Aligned(1000), Part::Anywhere(1000), Part::Anywhere(2000)] {
+            assert_eq!(job(1000, part).asked(7), 0..1000, "{part:?}");
+        }
+        let starts = |part| {
+            let seen = (0..2000).map(|number| job(1000, part).asked(number));
+            let checked = seen.inspect(|asked| assert!(asked.end - asked.start == 300 && asked.end <= 1000));
+            checked.map(|asked| asked.start).collect::<std::collections::BTreeSet<u64>>()
+        };
+        assert_eq!(starts(Part::Aligned(300)).into_iter().collect::<Vec<_>>(), [0, 300, 600]);
+        let anywhere = starts(Part::Anywhere(300));
+        assert!(
+            anywhere.len() > 500 && anywhere.first() < Some(&20) && anywhere.last() > Some(&680),
+            "{anywhere:?}"
+        );
         assert_eq!(parse_content_range(b"bytes 300-599/1000"), Some((300..600, 1000)));
         for wrong in ["bytes */1000", "bytes 300-599", "300-599/1000", "bytes 1-18446744073709551615/2"] {
             assert_eq!(parse_content_range(wrong.as_bytes()), None, "{wrong}");

@@ -1,4 +1,4 @@
-//! A node beside other servers: the same objects, hot in memory, each server alone on one core, this client on another.
+//! A node beside other servers: the same objects, each server alone on one core, this client on another.
 //!
 //! ```text
 //!  origin (emulator, no delays) ──► caches                 files ──► file servers
@@ -8,39 +8,43 @@
 //!      pairs of blocks A B, B A, A B, …: their number fixed beforehand, every block kept
 //! ```
 //!
-//! Warm means that the origin is not asked once in a measured block; a block in which it was, or in which an answer
-//! was not whole, ends the run. In measured blocks the kernel drops the bodies on the client's side (`MSG_TRUNC`), unless
-//! asked otherwise, so that the server is the limit: they were verified before.
+//! Where the objects are in memory or on a drive the origin is not asked once in a measured block; where they are
+//! neither, it is asked for each. A block in which that was not so, or in which an answer was not whole, ends the run.
+//! In measured blocks the kernel drops the bodies on the client's side (`MSG_TRUNC`), unless asked otherwise, so that the
+//! server is the limit: they were verified before, or, of objects that are asked for once, others like them.
+//!
+//! Beside a drive the node is also compared with fio, which reads the very file that the node reads, at the same depth, and
+//! serves nobody.
 #![forbid(unsafe_code)]
 
+mod cells;
+mod fio;
 pub mod network;
 mod report;
 mod servers;
 
+pub use cells::{CELLS, Cell, State};
 pub use servers::Peer;
 
 use crate::children::Running;
 use crate::client::Verify;
-use crate::client::lanes::{EtagLedger, Job, run as run_lanes};
+use crate::client::lanes::{EtagLedger, Job, Part, run as run_lanes};
 use crate::client::plain::OriginDoor;
-use crate::content::Content;
 use crate::environment::Environment;
-use crate::origin::catalog::{Dataset, object_name};
-use crate::origin::model::Class;
-use crate::processors::{Usage, core_busy_seconds, pin, usage_of};
+use crate::origin::catalog::object_name;
+use crate::processors::{core_busy_seconds, pin, usage_of};
 use crate::recorder::{Block, CacheAnswer};
+use crate::statistics::median_of;
 use anyhow::{Context, Result, bail, ensure};
+use cells::{BUCKET, READY, sets};
 use report::Ratios;
 use servers::{Kind, Server, start};
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The bucket that all servers serve.
-const BUCKET: &str = "peers";
 /// Passes after which a cache must not ask the origin any more.
 const WARM_PASSES_MAX: u32 = 5;
 /// Blocks by which a way of a peer is judged.
@@ -48,36 +52,8 @@ const TRIAL_BLOCKS: usize = 3;
 /// Of a block's length, what is measured to find its number of requests.
 const RATE_SHARE: f64 = 5.0;
 const TIMEOUT: Duration = Duration::from_mins(1);
-/// Written at a time.
-const WRITE_BYTES: usize = 1 << 20;
-
-/// What is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cell {
-    /// How it is named on the command line and in reports.
-    pub name: &'static str,
-    /// Bytes of each object.
-    pub size: u64,
-    /// How many there are.
-    pub objects: u64,
-    /// Bytes of the ranges that are asked for; `None` asks for whole objects.
-    pub range: Option<u64>,
-    /// Connections, each with one request under way.
-    pub connections: usize,
-}
-
-/// All cells. Each set is some 250 MB: beyond what any processor caches, and soon verified.
-pub const CELLS: [Cell; 6] = [
-    Cell { name: "100KB", size: 100_000, objects: 2500, range: None, connections: 32 },
-    Cell { name: "1MiB", size: 1 << 20, objects: 250, range: None, connections: 32 },
-    Cell { name: "10MB", size: 10_000_000, objects: 25, range: None, connections: 8 },
-    Cell { name: "100MB", size: 100_000_000, objects: 3, range: None, connections: 4 },
-    Cell { name: "64KiB-ranges", size: 100_000_000, objects: 3, range: Some(64 << 10), connections: 32 },
-    Cell { name: "1MiB-ranges", size: 100_000_000, objects: 3, range: Some(1 << 20), connections: 32 },
-];
-
-/// What a server is asked for until it answers.
-const READY: Cell = Cell { name: "ready", size: 1, objects: 1, range: None, connections: 1 };
+/// Of a set on a drive, the part of the answers that may come from elsewhere: memory holds an eighth of it.
+const NOT_FROM_DRIVE_MAX: f64 = 0.25;
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -108,6 +84,8 @@ struct Measured {
     block: Block,
     cpu_s: f64,
     core_s: Option<f64>,
+    /// What the kernel has read from devices for the server, and what a node says it has read, bytes.
+    device_bytes: (u64, Option<u64>),
 }
 
 /// The node and a peer in one cell.
@@ -127,7 +105,7 @@ struct Pairs {
     /// The node's block and the peer's, in the order of the pairs; in every other one the peer's came first.
     blocks: Vec<(Measured, Measured)>,
     ratios: Ratios,
-    memory_bytes: (u64, u64),
+    memory_bytes: (u64, Option<u64>),
 }
 
 /// What was found.
@@ -149,7 +127,6 @@ struct Room<'a> {
     files: PathBuf,
     bucket: &'static str,
     origin_url: String,
-    cache_bytes: u64,
     server_core: usize,
     node: PathBuf,
     engine: String,
@@ -164,7 +141,7 @@ impl Room<'_> {
 
     /// The path of a small object that is there.
     fn ready_path(&self) -> String {
-        format!("/{}/{}", self.bucket, object_name(&prefix(&READY), 0))
+        format!("/{}/{}", self.bucket, object_name(&READY.prefix(), 0))
     }
 }
 
@@ -188,36 +165,31 @@ pub fn compare(plan: &Plan, stop: &AtomicBool, told: &mut dyn FnMut(&str)) -> Re
     let mut origin = Running::start("the origin emulator", &mut command, &folder.join("origin.log"))?;
     let origin_url = origin.first_line()?;
     let door = OriginDoor::parse(&origin_url).map_err(anyhow::Error::msg)?;
-    let mut sets: Vec<Cell> = plan.cells.clone();
-    sets.push(READY);
-    sets.sort_by_key(|cell| cell.size);
-    sets.dedup_by_key(|cell| cell.size);
-    door.declare(&sets.iter().map(dataset).collect::<Vec<_>>()).context("declaring the objects")?;
+    let sets = sets(&plan.cells);
+    door.declare(&sets.iter().map(Cell::dataset).collect::<Vec<_>>()).context("declaring the objects")?;
     let room = Room {
         files: folder.join("files"),
         folder,
         bucket: BUCKET,
         origin_url,
-        // Twice the largest set, and what a server needs beside it.
-        cache_bytes: (2 * sets.iter().map(|cell| cell.size * cell.objects).max().unwrap_or(0)).max(1 << 30),
         server_core: plan.cores.0,
         node: plan.node.clone(),
         engine: plan.engine.clone(),
         stop,
     };
-    for cell in &sets {
+    for cell in sets.iter().filter(|cell| cell.state != State::Miss) {
         told(&format!("writing {} files of {} bytes", cell.objects, cell.size));
-        write_files(&room.files, cell)?;
+        cell.write_files(&room.files)?;
     }
     pin(plan.cores.1)?;
-    let mut bed = Bed { plan, room: &room, door, told };
+    let mut bed = Bed { plan, room: &room, door, told, asked_before: 0 };
     let mut compared = Vec::new();
     let mut pages = None;
     for cell in &plan.cells {
         (bed.told)(&format!("{}: warming the node", cell.name));
         let node = start(Kind::Node, cell, &room)?;
         bed.warm(cell, &node)?;
-        for peer in &plan.peers {
+        for peer in plan.peers.iter().filter(|peer| peer.is_in(cell)) {
             let outcome = match bed.pairs(cell, *peer, &node) {
                 Ok(pairs) => Ok(pairs),
                 Err(Trouble::Peer(why)) => {
@@ -252,110 +224,197 @@ impl From<anyhow::Error> for Trouble {
     }
 }
 
+/// Whom the node's blocks alternate with.
+enum Beside {
+    Server(Box<Server>),
+    Fio(fio::Reader),
+}
+
 struct Bed<'a> {
     plan: &'a Plan,
     room: &'a Room<'a>,
     door: OriginDoor,
     told: &'a mut dyn FnMut(&str),
+    /// Requests so far, where each must be another.
+    asked_before: u64,
 }
 
 impl Bed<'_> {
     fn pairs(&mut self, cell: &Cell, peer: Peer, node: &Server) -> Result<Pairs, Trouble> {
+        let trouble = |error| Trouble::Peer(format!("{error:#}"));
         let mut tried = Vec::new();
         let mut best: Option<(f64, Server)> = None;
-        for kind in peer.kinds(cell) {
+        let mut failed = None;
+        let kinds = peer.kinds(cell);
+        for kind in &kinds {
             (self.told)(&format!("{}: trying {}", cell.name, kind.word()));
-            let server = start(kind, cell, self.room).map_err(|error| Trouble::Peer(format!("{error:#}")))?;
-            self.warm(cell, &server).map_err(|error| Trouble::Peer(format!("{error:#}")))?;
-            let mut costs = Vec::new();
-            for _ in 0..TRIAL_BLOCKS {
-                let measured = self.block(cell, &server)?;
-                costs.push(measured.cpu_s_per_gb().context("a block without bytes")?);
-            }
-            costs.sort_by(f64::total_cmp);
-            let cost = costs[costs.len() / 2];
-            tried.push((kind.word(), cost));
-            if best.as_ref().is_none_or(|(least, _)| cost < *least) {
-                best = Some((cost, server));
+            match self.trial(cell, *kind) {
+                Ok((cost, server)) => {
+                    tried.push((kind.word(), cost));
+                    if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                        best = Some((cost, server));
+                    }
+                }
+                Err(error) if self.room.stop.load(Ordering::Relaxed) => return Err(Trouble::Fatal(error)),
+                Err(error) => {
+                    (self.told)(&format!("{}: {error:#}", cell.name));
+                    failed = Some(error);
+                }
             }
         }
-        let Some((_, server)) = best else {
-            return Err(Trouble::Peer("it has no way to serve this".to_owned()));
+        if let (None, Some(error)) = (&best, failed) {
+            return Err(trouble(error));
+        }
+        let beside = match best {
+            Some((_, server)) => Beside::Server(Box::new(server)),
+            None => Beside::Fio(fio::Reader::new(cell, node, self.room).map_err(trouble)?),
         };
-        (self.told)(&format!("{}: {} pairs with {}", cell.name, self.plan.pairs, server.kind.word()));
+        let way = match &beside {
+            Beside::Server(server) => server.kind.word(),
+            Beside::Fio(_) => "fio, io_uring".to_owned(),
+        };
+        (self.told)(&format!("{}: {} pairs with {way}", cell.name, self.plan.pairs));
         let mut blocks = Vec::new();
         for pair in 0..self.plan.pairs {
-            let (ours, theirs);
-            if pair % 2 == 0 {
-                ours = self.block(cell, node)?;
-                theirs = self.block(cell, &server)?;
+            let theirs = |bed: &mut Self| {
+                let block = match &beside {
+                    Beside::Server(server) => bed.block(cell, server),
+                    Beside::Fio(fio) => fio.block(bed.plan.block),
+                };
+                block.map_err(trouble)
+            };
+            blocks.push(if pair % 2 == 0 {
+                let ours = self.block(cell, node)?;
+                (ours, theirs(self)?)
             } else {
-                theirs = self.block(cell, &server)?;
-                ours = self.block(cell, node)?;
-            }
-            blocks.push((ours, theirs));
+                let theirs = theirs(self)?;
+                (self.block(cell, node)?, theirs)
+            });
         }
-        let memory_bytes =
-            (usage_of(node.running.id()).memory_bytes, usage_of(server.running.id()).memory_bytes);
-        Ok(Pairs { way: server.kind.word(), tried, ratios: Ratios::of(&blocks), blocks, memory_bytes })
+        let memory = |process| usage_of(process).memory_bytes;
+        let memory_bytes = match &beside {
+            Beside::Server(server) => (memory(node.running.id()), Some(memory(server.running.id()))),
+            Beside::Fio(_) => (memory(node.running.id()), None),
+        };
+        Ok(Pairs { way, tried, ratios: Ratios::of(&blocks), blocks, memory_bytes })
+    }
+
+    /// One way of a peer, warmed, and what it costs, CPU-s/GB.
+    fn trial(&mut self, cell: &Cell, kind: Kind) -> Result<(f64, Server)> {
+        let server = start(kind, cell, self.room)?;
+        self.warm(cell, &server)?;
+        let mut costs = Vec::new();
+        for _ in 0..TRIAL_BLOCKS {
+            let measured = self.block(cell, &server)?;
+            costs.push(measured.cpu_s_per_gb().context("a block without bytes")?);
+            if cell.state == State::Drive && measured.device_ratio() < Some(1.0 - NOT_FROM_DRIVE_MAX) {
+                bail!("{}: the kernel's cache answers, not a drive", kind.word());
+            }
+        }
+        Ok((median_of(costs.into_iter()).context("a trial without blocks")?, server))
     }
 
     /// Reads until the origin is not asked any more, and verifies every byte of what is then asked for.
-    fn warm(&self, cell: &Cell, server: &Server) -> Result<()> {
+    fn warm(&mut self, cell: &Cell, server: &Server) -> Result<()> {
+        let once = 2 * cell.connections as u64;
+        if cell.state == State::Miss {
+            return self.asked(cell, server, once, Verify::Full).map(drop);
+        }
         // Each object once, whole or piece by piece: what a range cache keeps is then there whatever is asked.
-        let whole = Cell { range: None, connections: cell.connections.min(8), ..*cell };
+        let whole = Cell { part: Part::Whole, connections: cell.connections.min(8), ..*cell };
         self.asked(&whole, server, cell.objects, Verify::Full)?;
         for _ in 0..WARM_PASSES_MAX {
             let before = self.door.stats()?.counts.requests;
-            let count = 2 * cell.objects.max(cell.connections as u64);
-            self.asked(cell, server, count, Verify::Full)?;
+            match cell.state {
+                // What memory gives up has reached the drive, or comes again.
+                State::Drive => self.asked(&whole, server, cell.objects, Verify::Full)?,
+                _ => self.asked(cell, server, 2 * cell.objects.max(once), Verify::Full)?,
+            };
             if self.door.stats()?.counts.requests == before {
-                return Ok(());
+                return self.asked(cell, server, once, Verify::Full).map(drop);
             }
         }
         bail!("{} still asks the origin after {WARM_PASSES_MAX} passes", server.kind.word())
     }
 
-    fn block(&self, cell: &Cell, server: &Server) -> Result<Measured> {
+    fn block(&mut self, cell: &Cell, server: &Server) -> Result<Measured> {
         let seconds = self.plan.block.as_secs_f64();
         let least = 2 * cell.connections as u64;
-        let rate_of = |count| {
+        let mut rate_of = |count| {
             let block = self.asked(cell, server, count, Verify::Length)?;
             Ok::<_, anyhow::Error>(block.transfer_window.qps().unwrap_or(1.0))
         };
         let counted = |rate: f64, seconds: f64| ((rate * seconds).ceil() as u64).max(least);
-        let rate = rate_of(counted(rate_of(least)?, seconds / RATE_SHARE))?;
+        let first_rate = rate_of(least)?;
+        let rate = rate_of(counted(first_rate, seconds / RATE_SHARE))?;
+        let look = || {
+            let (usage, busy) = (usage_of(server.running.id()), core_busy_seconds(self.room.server_core));
+            Ok::<_, anyhow::Error>((usage, busy, server.drive_read_bytes()?))
+        };
         let requests_before = self.door.stats()?.counts.requests;
-        let before = (usage_of(server.running.id()), core_busy_seconds(self.room.server_core));
-        let block = self.asked(cell, server, counted(rate, seconds), Verify::Length)?;
-        let after = (usage_of(server.running.id()), core_busy_seconds(self.room.server_core));
+        let before = look()?;
+        let count = counted(rate, seconds);
+        let block = self.asked(cell, server, count, Verify::Length)?;
+        let after = look()?;
         let asked = self.door.stats()?.counts.requests - requests_before;
-        ensure!(asked == 0, "{}: {asked} requests reached the origin in a warm block", server.kind.word());
-        if server.kind == Kind::Node {
-            let ram = block.cache_count(CacheAnswer::Ram);
-            ensure!(ram == block.ops, "only {ram} of {} answers came from the node's memory", block.ops);
+        let name = server.kind.word();
+        match cell.state {
+            State::Miss => {
+                ensure!(asked >= count, "{name}: only {asked} of {count} objects came from the origin");
+            }
+            _ => ensure!(asked == 0, "{name}: {asked} requests reached the origin in a warm block"),
         }
-        let Usage { cpu_s, .. } = after.0;
+        if server.kind == Kind::Node {
+            let from = |answer| block.cache_count(answer);
+            let ram = from(CacheAnswer::Ram);
+            match cell.state {
+                State::Hot => {
+                    ensure!(
+                        ram == block.ops,
+                        "only {ram} of {} answers came from the node's memory",
+                        block.ops
+                    );
+                }
+                State::Drive => ensure!(
+                    (ram as f64) < NOT_FROM_DRIVE_MAX * block.ops as f64,
+                    "{ram} of {} answers came from the node's memory, not from its drive",
+                    block.ops
+                ),
+                State::Miss => {}
+            }
+        }
         Ok(Measured {
             block,
-            cpu_s: cpu_s - before.0.cpu_s,
+            cpu_s: after.0.cpu_s - before.0.cpu_s,
             core_s: after.1.zip(before.1).map(|(after, before)| after - before),
+            device_bytes: (
+                after.0.device_read_bytes.saturating_sub(before.0.device_read_bytes),
+                after.2.zip(before.2).map(|(after, before)| after - before),
+            ),
         })
     }
 
     /// A block in which nothing went wrong.
-    fn asked(&self, cell: &Cell, server: &Server, count: u64, verify: Verify) -> Result<Block> {
+    fn asked(&mut self, cell: &Cell, server: &Server, count: u64, verify: Verify) -> Result<Block> {
+        // What was asked for before would be in memory now.
+        let first = if cell.state == State::Hot { 0 } else { self.asked_before };
+        self.asked_before += count;
+        let part = match cell.part {
+            Part::Whole if server.ranges_only => Part::Aligned(cell.size),
+            part => part,
+        };
         let job = Job {
             target: &server.target,
             content_bucket: BUCKET,
-            prefix: &prefix(cell),
+            prefix: &cell.prefix(),
             objects: cell.objects,
+            first,
             count,
             size: cell.size,
             version: 1,
             concurrency: cell.connections,
             verify,
-            range: cell.range.or(server.ranges_only.then_some(cell.size)),
+            part,
             discard: verify == Verify::Length && !self.plan.copies,
             needs_etag: !server.ranges_only,
             headers: &server.headers,
@@ -390,50 +449,15 @@ impl Measured {
         Some(self.core_s? / self.gigabytes()?)
     }
 
+    /// Bytes read from devices per byte served, the larger of what the kernel and what the server says.
+    fn device_ratio(&self) -> Option<f64> {
+        let (kernel, own) = self.device_bytes;
+        Some(kernel.max(own.unwrap_or(0)) as f64 / 1e9 / self.gigabytes()?)
+    }
+
     fn gb_s(&self) -> Option<f64> {
         Some(self.gigabytes()? / Some(self.block.transfer_window.seconds).filter(|seconds| *seconds > 0.0)?)
     }
-}
-
-/// Objects of one size have one set, whatever is asked of it.
-fn prefix(cell: &Cell) -> String {
-    format!("{}/", cell.size)
-}
-
-fn dataset(cell: &Cell) -> Dataset {
-    Dataset {
-        bucket: BUCKET.to_owned(),
-        prefix: prefix(cell),
-        count: cell.objects,
-        size: cell.size,
-        class: Class::Hot,
-        version: 1,
-    }
-}
-
-/// The same bytes as the origin's, for those who serve files.
-fn write_files(files: &Path, cell: &Cell) -> Result<()> {
-    let folder = files.join(BUCKET).join(prefix(cell));
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    let mut buffer = vec![0; WRITE_BYTES];
-    for number in 0..cell.objects {
-        let key = object_name(&prefix(cell), number);
-        let path = files.join(BUCKET).join(&key);
-        let content = Content::new(format!("{BUCKET}/{key}").as_bytes(), 1);
-        let written = (|| {
-            let mut file = fs::File::create(&path)?;
-            let mut at = 0;
-            while at < cell.size {
-                let length = (cell.size - at).min(WRITE_BYTES as u64) as usize;
-                content.fill(at, &mut buffer[..length]);
-                file.write_all(&buffer[..length])?;
-                at += length as u64;
-            }
-            Ok::<_, std::io::Error>(())
-        })();
-        written.with_context(|| format!("writing {}", path.display()))?;
-    }
-    Ok(())
 }
 
 /// Servers that give up root's rights read it too.

@@ -1,7 +1,7 @@
 //! What was found, as Markdown for people and JSON for programs. A row that is lost is printed like the others.
 #![forbid(unsafe_code)]
 
-use super::{Compared, Comparison, Measured, Peer};
+use super::{Cell, Compared, Comparison, Measured, Pairs, Peer, State};
 use crate::recorder::{Block, Metric};
 use crate::statistics::{Ratio, median_of, paired_ratio, percentile_ratio};
 use serde_json::{Value, json};
@@ -10,6 +10,8 @@ use std::fmt::Write as _;
 /// A ratio passes if its interval ends below the target times this: CPU a gigabyte, and the 99th percentile.
 const CPU_MARGIN: f64 = 1.05;
 const P99_MARGIN: f64 = 1.15;
+/// Of what fio reads in the same time, what the node must serve; with the margin of a cost.
+const FIO_SHARE: f64 = 0.9;
 /// Of the bootstrap.
 const SEED: u64 = 42;
 
@@ -38,17 +40,63 @@ impl Ratios {
             rate: of(&|one| one.block.transfer_window.qps()),
         }
     }
+}
 
-    /// Whether what must hold does; `None` where there is no interval to tell.
-    fn holds(&self, peer: Peer) -> Option<bool> {
-        let [_, cpu] = self.cpu.interval?;
-        let is_cheap = cpu * peer.cpu_must() < CPU_MARGIN;
-        // A latency has a bound only against nginx; the others answer with more of the processor's time in hand.
-        if peer != Peer::Nginx {
-            return Some(is_cheap);
+/// What became of that which must hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    Yes,
+    No,
+    /// Nothing was set: the row is for information.
+    NothingSet,
+    /// There is no interval to tell.
+    Unknown,
+}
+
+impl Held {
+    fn of(holds: Option<bool>) -> Self {
+        holds.map_or(Self::Unknown, |holds| if holds { Self::Yes } else { Self::No })
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Yes => "holds",
+            Self::No => "**lost**",
+            Self::NothingSet => "–",
+            Self::Unknown => "too few pairs",
         }
-        // Too few answers for a percentile tell nothing of it.
-        Some(is_cheap && self.p99.interval.is_none_or(|[_, p99]| p99 < P99_MARGIN))
+    }
+}
+
+impl Pairs {
+    /// Whether what must hold beside this peer does.
+    pub(super) fn held(&self, cell: &Cell, peer: Peer) -> Held {
+        let Ratios { cpu, p99, rate, .. } = &self.ratios;
+        let beside = match (peer, peer.cpu_must(cell.state)) {
+            (Peer::Fio, _) => Held::of(rate.interval.map(|[low, _]| low * CPU_MARGIN > FIO_SHARE)),
+            (_, None) => Held::NothingSet,
+            (_, Some(must)) => {
+                let is_cheap = cpu.interval.map(|[_, cpu]| cpu * must < CPU_MARGIN);
+                // A latency has a bound only against nginx in memory; too few answers for a percentile tell nothing of it.
+                let is_timely = (peer, cell.state) != (Peer::Nginx, State::Hot)
+                    || p99.interval.is_none_or(|[_, p99]| p99 < P99_MARGIN);
+                Held::of(is_cheap.map(|is_cheap| is_cheap && is_timely))
+            }
+        };
+        match cell.device_max.zip(self.device_ratio()) {
+            Some((most, found)) if found > most => Held::No,
+            _ => beside,
+        }
+    }
+
+    /// Bytes that the node read from its drive per byte served, over all blocks.
+    fn device_ratio(&self) -> Option<f64> {
+        let ours = self.blocks.iter().map(|(ours, _)| ours);
+        let (read, served) = ours.fold((0.0, 0.0), |(read, served), one| {
+            let bytes = one.block.bytes as f64;
+            (read + one.device_ratio().unwrap_or(0.0) * bytes, served + bytes)
+        });
+        (served > 0.0).then(|| read / served)
     }
 }
 
@@ -73,7 +121,7 @@ impl Comparison {
     pub fn lost(&self) -> (usize, usize) {
         let lost = |compared: &&Compared| {
             let Ok(pairs) = &compared.outcome else { return false };
-            pairs.ratios.holds(compared.peer) == Some(false)
+            pairs.held(&compared.cell, compared.peer) == Held::No
         };
         let missing = self.compared.iter().filter(|compared| compared.outcome.is_err()).count();
         (self.compared.iter().filter(lost).count(), missing)
@@ -113,11 +161,7 @@ impl Comparison {
                 }
                 Ok(pairs) => {
                     let ratios = &pairs.ratios;
-                    let held = match ratios.holds(compared.peer) {
-                        Some(true) => "holds",
-                        Some(false) => "**lost**",
-                        None => "too few pairs",
-                    };
+                    let held = pairs.held(&compared.cell, compared.peer).word();
                     let _ = writeln!(
                         out,
                         "| {cell} | {} | {} | {} | {} | {} | {held} |",
@@ -131,28 +175,31 @@ impl Comparison {
             }
         }
         out.push_str(
-            "\nRatios are the node's figure over the peer's, of pairs, with 95 % intervals. What must hold: the upper end of \
-             CPU-s/GB below 1.05 (nginx) or 0.70 (the others, 1.5 times better), and beside nginx that of P99 below 1.15, where there were \
-             answers enough to tell.\n\n",
+            "\nRatios are the node's figure over the peer's, of pairs, with 95 % intervals. What must hold in memory: the upper end \
+             of CPU-s/GB below 1.05 (nginx) or 0.70 (the others, 1.5 times better), and beside nginx that of P99 below 1.15, where there \
+             were answers enough to tell. From a drive: that of CPU-s/GB below 0.75 (nginx, 1.4 times better); the lower end of \
+             requests/s above 0.857 (fio, 0.9 times as many); and no more bytes from the device per byte served than 1.02 aligned, 1.10 \
+             (1 MiB) and 2.05 (64 KiB) anywhere, by the kernel's count and by the node's own.\n\n",
         );
         out.push_str(
-            "| cell | server | req/s | GB/s | P50 ms | P99 ms | P99.9 ms | CPU-s/GB | core s/GB | client busy | memory MiB |\n\
-             |---|---|---|---|---|---|---|---|---|---|---|\n",
+            "| cell | server | req/s | GB/s | P50 ms | P99 ms | P99.9 ms | CPU-s/GB | core s/GB | client busy | device | memory MiB |\n\
+             |---|---|---|---|---|---|---|---|---|---|---|---|\n",
         );
         for compared in &self.compared {
             let Ok(pairs) = &compared.outcome else { continue };
             let (ours, theirs): (Vec<&Measured>, Vec<&Measured>) =
                 pairs.blocks.iter().map(|(ours, theirs)| (ours, theirs)).unzip();
-            for (name, blocks, memory) in
-                [("Forebay", ours, pairs.memory_bytes.0), (pairs.way.as_str(), theirs, pairs.memory_bytes.1)]
-            {
+            for (name, blocks, memory) in [
+                ("Forebay", ours, Some(pairs.memory_bytes.0)),
+                (pairs.way.as_str(), theirs, pairs.memory_bytes.1),
+            ] {
                 let mut merged = Block::default();
                 for one in &blocks {
                     merged.merge(&one.block);
                 }
                 let _ = writeln!(
                     out,
-                    "| {} | {name} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+                    "| {} | {name} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
                     compared.cell.name,
                     say(median(&blocks, |one| one.block.transfer_window.qps()), 0),
                     say(median(&blocks, Measured::gb_s), 2),
@@ -163,16 +210,17 @@ impl Comparison {
                     say(median(&blocks, Measured::core_s_per_gb), 3),
                     say(
                         Some(merged.client_cpu_seconds / merged.transfer_window.seconds)
-                            .filter(|share| share.is_finite()),
+                            .filter(|share| share.is_finite() && *share > 0.0),
                         2
                     ),
-                    memory >> 20,
+                    say(median(&blocks, Measured::device_ratio), 3),
+                    say(memory.map(|bytes| (bytes >> 20) as f64), 0),
                 );
             }
         }
         out.push_str(
             "\nMedians of blocks; percentiles of all blocks together. Client busy: its share of its core; near 1 it is the limit. \
-             A percentile has at least ten answers above it, or is left out.\n",
+             Device: bytes read from devices per byte served. A percentile has at least ten answers above it, or is left out.\n",
         );
         out
     }
@@ -191,6 +239,8 @@ impl Comparison {
                 "cpu_s": measured.cpu_s,
                 "core_s": measured.core_s,
                 "client_cpu_s": block.client_cpu_seconds,
+                "device_bytes": measured.device_bytes.0,
+                "drive_read_bytes_said": measured.device_bytes.1,
             })
         };
         let ratio = |ratio: &Ratio| json!({"estimate": ratio.estimate, "interval": ratio.interval});
@@ -210,13 +260,17 @@ impl Comparison {
                     "core": ratio(&ratios.core),
                     "p99": ratio(&ratios.p99),
                     "requests_s": ratio(&ratios.rate),
-                    "holds": ratios.holds(compared.peer),
+                    "holds": match pairs.held(&compared.cell, compared.peer) {
+                        Held::Yes => Some(true),
+                        Held::No => Some(false),
+                        Held::NothingSet | Held::Unknown => None,
+                    },
                     "pairs": pairs_json,
                 })
             }
         });
         json!({
-            "schema": "forebay-bench peers 1",
+            "schema": "forebay-bench peers 2",
             "environment": self.environment.to_json(),
             "congestion_control": self.congestion,
             "own_network": self.is_own_network,
@@ -244,7 +298,7 @@ mod tests {
         for _ in 0..2000 {
             block.latency.record(latency_ns);
         }
-        Measured { block, cpu_s, core_s: Some(cpu_s) }
+        Measured { block, cpu_s, core_s: Some(cpu_s), device_bytes: (1_030_000_000, Some(1_010_000_000)) }
     }
 
     fn found(peer: Peer, ours: f64, slower: u64) -> Comparison {
@@ -259,7 +313,7 @@ mod tests {
             tried: vec![("its way".to_owned(), 0.2)],
             ratios: Ratios::of(&blocks),
             blocks,
-            memory_bytes: (1 << 20, 2 << 20),
+            memory_bytes: (1 << 20, Some(2 << 20)),
         };
         Comparison {
             plan: Plan {

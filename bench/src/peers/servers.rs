@@ -4,8 +4,9 @@
 //! set. What is searched per cell is a kind of its own.
 #![forbid(unsafe_code)]
 
-use super::{Cell, Room};
+use super::{Cell, Room, State};
 use crate::children::{NodeCommand, Running, free_ports};
+use crate::client::lanes::Part;
 use crate::client::{Target, plain};
 use crate::processors::on_core;
 use anyhow::{Context, Result, bail};
@@ -20,6 +21,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Requests on one connection; no run makes as many.
 const REQUESTS_MAX: u32 = 1_000_000_000;
+/// What direct reads are aligned to.
+const DIRECT_BYTES: u64 = 4096;
 /// The longest range that cachey keeps as it is.
 const CACHEY_EXACT_MAX: u64 = 16 << 20;
 
@@ -36,6 +39,8 @@ pub enum Peer {
     Caddy,
     /// cachey, the S3 range cache.
     Cachey,
+    /// fio, for what a drive gives; it serves nobody.
+    Fio,
 }
 
 /// A server and the way in which it is set up.
@@ -49,10 +54,19 @@ pub(super) enum Kind {
     NginxCache,
     /// `proxy_cache` of slices of 1 MiB.
     NginxSlice,
+    /// Files by direct reads, through so many buffers of so many bytes.
+    NginxDirect {
+        buffers: u32,
+        buffer_bytes: u64,
+    },
     Varnish,
     TrafficServer,
     Caddy,
-    Cachey,
+    Cachey {
+        /// Whether it reads its drive by io_uring.
+        has_ring: bool,
+    },
+    Fio,
 }
 
 impl Peer {
@@ -64,16 +78,40 @@ impl Peer {
             Self::TrafficServer => "Traffic Server",
             Self::Caddy => "Caddy",
             Self::Cachey => "cachey",
+            Self::Fio => "fio",
+        }
+    }
+
+    /// Whether it has a way to do what the cell is about: Varnish and Caddy leave drives to the kernel's cache, Caddy keeps
+    /// nothing of an origin, fio knows drives only, and none but aligned pieces of them.
+    pub(super) fn is_in(self, cell: &Cell) -> bool {
+        match (self, cell.state) {
+            (Self::Fio, state) => state == State::Drive && !matches!(cell.part, Part::Anywhere(_)),
+            (Self::Varnish, state) => state != State::Drive,
+            (Self::Caddy, state) => state == State::Hot,
+            _ => true,
         }
     }
 
     /// What is tried before anything is compared; the best of them is the peer.
     pub(super) fn kinds(self, cell: &Cell) -> Vec<Kind> {
         match self {
+            Self::Nginx if cell.state == State::Drive => {
+                // Larger than an answer, and it reads through the kernel's cache after all.
+                let buffer_bytes = cell.answer_bytes().min(1 << 20) / DIRECT_BYTES * DIRECT_BYTES;
+                [1, 2].map(|buffers| Kind::NginxDirect { buffers, buffer_bytes }).to_vec()
+            }
             Self::Nginx => {
-                let mut kinds = vec![Kind::NginxStatic { chunk_bytes: 0 }, Kind::NginxCache];
+                let mut kinds = vec![Kind::NginxCache];
+                if cell.state == State::Hot {
+                    kinds.insert(0, Kind::NginxStatic { chunk_bytes: 0 });
+                }
                 if cell.size > 1 << 20 {
-                    kinds.extend([512 << 10, 2 << 20].map(|chunk_bytes| Kind::NginxStatic { chunk_bytes }));
+                    if cell.state == State::Hot {
+                        kinds.extend(
+                            [512 << 10, 2 << 20].map(|chunk_bytes| Kind::NginxStatic { chunk_bytes }),
+                        );
+                    }
                     kinds.push(Kind::NginxSlice);
                 }
                 kinds
@@ -81,13 +119,23 @@ impl Peer {
             Self::Varnish => vec![Kind::Varnish],
             Self::TrafficServer => vec![Kind::TrafficServer],
             Self::Caddy => vec![Kind::Caddy],
-            Self::Cachey => vec![Kind::Cachey],
+            Self::Cachey if cell.state == State::Drive => {
+                [false, true].map(|has_ring| Kind::Cachey { has_ring }).to_vec()
+            }
+            Self::Cachey => vec![Kind::Cachey { has_ring: false }],
+            Self::Fio => Vec::new(),
         }
     }
 
-    /// How many times less processor time a byte than it the node must take.
-    pub(super) fn cpu_must(self) -> f64 {
-        if self == Self::Nginx { 1.0 } else { 1.5 }
+    /// How many times less processor time a byte than it the node must take; `None` where nothing was set.
+    pub(super) fn cpu_must(self, state: State) -> Option<f64> {
+        match (self, state) {
+            (Self::Nginx, State::Hot) => Some(1.0),
+            (Self::Nginx, State::Drive) => Some(1.4),
+            (Self::Fio, _) => None,
+            (_, State::Hot) => Some(1.5),
+            _ => None,
+        }
     }
 }
 
@@ -102,10 +150,15 @@ impl Kind {
             }
             Self::NginxCache => "nginx, proxy_cache".to_owned(),
             Self::NginxSlice => "nginx, proxy_cache, slice 1m".to_owned(),
-            Self::Varnish => "Varnish, malloc".to_owned(),
-            Self::TrafficServer => "Traffic Server, RAM cache".to_owned(),
+            Self::Varnish => "Varnish".to_owned(),
+            Self::TrafficServer => "Traffic Server".to_owned(),
             Self::Caddy => "Caddy, files".to_owned(),
-            Self::Cachey => "cachey, memory".to_owned(),
+            Self::NginxDirect { buffers, buffer_bytes } => {
+                format!("nginx, directio, aio threads, {buffers} x {}k", buffer_bytes >> 10)
+            }
+            Self::Cachey { has_ring: false } => "cachey".to_owned(),
+            Self::Cachey { has_ring: true } => "cachey, io_uring".to_owned(),
+            Self::Fio => "fio, io_uring".to_owned(),
         }
     }
 
@@ -113,13 +166,16 @@ impl Kind {
     fn program(self) -> (&'static str, &'static str) {
         match self {
             Self::Node => ("forebay-node", "cargo build --release -p forebay-dataplane"),
-            Self::NginxStatic { .. } | Self::NginxCache | Self::NginxSlice => {
+            Self::NginxStatic { .. } | Self::NginxCache | Self::NginxSlice | Self::NginxDirect { .. } => {
                 ("nginx", "apt-get install nginx")
             }
             Self::Varnish => ("varnishd", "apt-get install varnish gcc"),
             Self::TrafficServer => ("traffic_server", "apt-get install trafficserver"),
             Self::Caddy => ("caddy", "apt-get install caddy"),
-            Self::Cachey => ("cachey", "cargo install cachey, and name its program `server` cachey in PATH"),
+            Self::Cachey { .. } => {
+                ("cachey", "cargo install cachey, and name its program `server` cachey in PATH")
+            }
+            Self::Fio => ("fio", "apt-get install fio"),
         }
     }
 }
@@ -135,6 +191,8 @@ pub(super) struct Server {
     pub(super) headers: Vec<u8>,
     /// Whether it answers nothing but ranges: whole objects are then asked for as the range of all bytes.
     pub(super) ranges_only: bool,
+    /// The file that is the node's drive.
+    pub(super) drive: Option<PathBuf>,
     /// Its configuration and what it keeps.
     _folder: tempfile::TempDir,
 }
@@ -158,15 +216,17 @@ pub(super) fn start(kind: Kind, cell: &Cell, room: &Room) -> Result<Server> {
         tempfile::Builder::new().prefix("server-").tempdir_in(&room.folder).context("making a folder")?;
     let base = folder.path();
     let [port, second_port] = free_ports()?;
+    let drive = (kind == Kind::Node && cell.state != State::Hot).then(|| base.join("drive"));
     let (mut command, first) = match kind {
-        Kind::Node => node(room, port, second_port),
-        Kind::NginxStatic { .. } | Kind::NginxCache | Kind::NginxSlice => {
-            (nginx(kind, room, base, port)?, room.ready_path())
+        Kind::Node => node(cell, room, drive.as_deref(), port, second_port),
+        Kind::NginxStatic { .. } | Kind::NginxCache | Kind::NginxSlice | Kind::NginxDirect { .. } => {
+            (nginx(kind, cell, room, base, port)?, room.ready_path())
         }
-        Kind::Varnish => (varnish(room, base, port)?, room.ready_path()),
-        Kind::TrafficServer => (traffic_server(room, base, port)?, room.ready_path()),
+        Kind::Varnish => (varnish(cell, room, base, port)?, room.ready_path()),
+        Kind::TrafficServer => (traffic_server(cell, room, base, port)?, room.ready_path()),
         Kind::Caddy => (caddy(room, base, port)?, room.ready_path()),
-        Kind::Cachey => cachey(room, port)?,
+        Kind::Cachey { has_ring } => cachey(has_ring, cell, room, base, port)?,
+        Kind::Fio => bail!("fio serves nobody"),
     };
     command.stdout(Stdio::null());
     let log = base.join("server.log");
@@ -176,7 +236,7 @@ pub(super) fn start(kind: Kind, cell: &Cell, room: &Room) -> Result<Server> {
     running.wait_ready(&format!("http://127.0.0.1:{ready}{first}"), PATIENCE, room.stop)?;
     let mut target =
         Target::parse(&format!("http://127.0.0.1:{port}/{}", room.bucket)).map_err(anyhow::Error::msg)?;
-    let is_cachey = kind == Kind::Cachey;
+    let is_cachey = matches!(kind, Kind::Cachey { .. });
     let mut headers = Vec::new();
     if is_cachey {
         // Its own address of an object: kind, key; the bucket and the size are headers.
@@ -191,41 +251,57 @@ pub(super) fn start(kind: Kind, cell: &Cell, room: &Room) -> Result<Server> {
     }
     let admin = (kind == Kind::Node).then(|| Target::parse_host(&format!("http://127.0.0.1:{second_port}")));
     let admin = admin.transpose().map_err(anyhow::Error::msg)?;
-    Ok(Server { kind, admin, running, target, headers, ranges_only: is_cachey, _folder: folder })
+    Ok(Server { kind, admin, running, target, headers, ranges_only: is_cachey, drive, _folder: folder })
 }
 
 impl Server {
     /// Of the node's memory, the pages of 2 MiB that are one huge page each, and all of them.
     pub(super) fn pages(&self) -> Result<Option<(u64, u64)>> {
+        let of = |metrics: String| {
+            (sum(&metrics, "forebay_arena_pages_huge "), sum(&metrics, "forebay_arena_reserve_bytes{") >> 21)
+        };
+        Ok(self.metrics()?.map(of))
+    }
+
+    /// What the node says that it has read from its drive, bytes.
+    pub(super) fn drive_read_bytes(&self) -> Result<Option<u64>> {
+        Ok(self.metrics()?.map(|metrics| sum(&metrics, "forebay_store_read_bytes_total")))
+    }
+
+    fn metrics(&self) -> Result<Option<String>> {
         let Some(admin) = &self.admin else { return Ok(None) };
         let answer =
             plain::request(admin, "GET", "/metrics", b"", b"").context("asking for the node's metrics")?;
-        let text = String::from_utf8_lossy(&answer.body);
-        let sum = |name: &str| {
-            let rows = text.lines().filter_map(|line| line.strip_prefix(name)?.rsplit(' ').next());
-            rows.filter_map(|value| value.parse::<u64>().ok()).sum::<u64>()
-        };
-        let all = sum("forebay_arena_reserve_bytes{") >> 21;
-        Ok(Some((sum("forebay_arena_pages_huge "), all)))
+        Ok(Some(String::from_utf8_lossy(&answer.body).into_owned()))
     }
 }
 
-fn node(room: &Room, port: u16, admin_port: u16) -> (Command, String) {
+/// Of all samples whose line begins so.
+fn sum(metrics: &str, name: &str) -> u64 {
+    let rows = metrics.lines().filter_map(|line| line.strip_prefix(name)?.rsplit(' ').next());
+    rows.filter_map(|value| value.parse::<u64>().ok()).sum()
+}
+
+fn node(cell: &Cell, room: &Room, drive: Option<&Path>, port: u16, admin_port: u16) -> (Command, String) {
     let command = NodeCommand {
         program: &room.node,
         port,
         admin_port,
         cores: &room.server_core.to_string(),
-        memory: &format!("{}MiB", room.cache_bytes >> 20),
+        memory: &format!("{}MiB", cell.memory_bytes() >> 20),
         engine: &room.engine,
     };
     let mut command = command.build();
+    if let Some(drive) = drive {
+        command.arg("--drive");
+        command.arg(format!("path={},size={}MiB", drive.display(), cell.drive_bytes() >> 20));
+    }
     command.arg("--accelerator");
     command.arg(format!("{0}={1}/{0},freshness=immutable", room.bucket, room.origin_url));
     (command, "/readyz".to_owned())
 }
 
-fn nginx(kind: Kind, room: &Room, base: &Path, port: u16) -> Result<Command> {
+fn nginx(kind: Kind, cell: &Cell, room: &Room, base: &Path, port: u16) -> Result<Command> {
     let origin = room.origin_address();
     let cached = |slice: &str, key: &str| {
         format!(
@@ -239,12 +315,27 @@ fn nginx(kind: Kind, room: &Room, base: &Path, port: u16) -> Result<Command> {
         Kind::NginxSlice => (cached("slice 1m; proxy_set_header Range $slice_range;", "$uri$slice_range"), 0),
         Kind::NginxCache => (cached("", "$uri"), 0),
         Kind::NginxStatic { chunk_bytes } => (format!("root {};", room.files.display()), chunk_bytes),
+        Kind::NginxDirect { buffers, buffer_bytes } => {
+            let text = format!(
+                "root {}; directio {DIRECT_BYTES}; directio_alignment {DIRECT_BYTES}; aio threads=readers;
+                 output_buffers {buffers} {buffer_bytes};",
+                room.files.display()
+            );
+            (text, 0)
+        }
         _ => bail!("not nginx: {kind:?}"),
     };
     // As many open files as it may have; connections need some of them.
     let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     let descriptors = most.min(65536);
     let open_files = descriptors.saturating_sub(1000).max(100);
+    // A read that is not aligned switches direct reads off for the descriptor, and spoils those of others who share it
+    // (EINVAL, and the connection ends).
+    let open_file_cache = match (kind, cell.part) {
+        (Kind::NginxDirect { .. }, Part::Anywhere(_)) => "open_file_cache off;".to_owned(),
+        _ => format!("open_file_cache max={open_files} inactive=1d;"),
+    };
+    let cache_mib = cell.drive_bytes() >> 20;
     let base_text = base.display();
     let mut temporary = String::new();
     for (number, name) in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"].iter().enumerate() {
@@ -253,15 +344,16 @@ fn nginx(kind: Kind, room: &Room, base: &Path, port: u16) -> Result<Command> {
     let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
     let text = format!(
         "{user} worker_processes 1; daemon off; worker_rlimit_nofile {descriptors}; pid {base_text}/pid;
-         error_log stderr error;
+         error_log stderr error; thread_pool readers threads=32;
          events {{ worker_connections 4096; use epoll; multi_accept on; }}
          http {{
              access_log off; default_type application/octet-stream;
              sendfile on; sendfile_max_chunk {chunk_bytes}; tcp_nopush off; tcp_nodelay on;
              keepalive_requests {REQUESTS_MAX}; keepalive_timeout 3600s;
-             open_file_cache max={open_files} inactive=1d; open_file_cache_valid 1d;
+             {open_file_cache} open_file_cache_valid 1d;
              {temporary}
-             proxy_cache_path {base_text}/cache levels=1:2 keys_zone=z:64m max_size=20g inactive=1d use_temp_path=off;
+             proxy_cache_path {base_text}/cache levels=1:2 keys_zone=z:64m max_size={cache_mib}m inactive=1d
+                 use_temp_path=off;
              upstream origin {{ server {origin}; keepalive 64; }}
              server {{ listen 127.0.0.1:{port} reuseport; location / {{ {location} }} }}
          }}"
@@ -273,7 +365,7 @@ fn nginx(kind: Kind, room: &Room, base: &Path, port: u16) -> Result<Command> {
     Ok(command)
 }
 
-fn varnish(room: &Room, base: &Path, port: u16) -> Result<Command> {
+fn varnish(cell: &Cell, room: &Room, base: &Path, port: u16) -> Result<Command> {
     let (host, origin_port) =
         room.origin_address().split_once(':').context("the origin's address has no port")?;
     let path = base.join("peers.vcl");
@@ -288,7 +380,7 @@ fn varnish(room: &Room, base: &Path, port: u16) -> Result<Command> {
     // Without a jail its worker stays the same user, who may read this folder.
     command.args(["-F", "-j", "none", "-T", "none"]).arg("-n").arg(base.join("work"));
     command.arg("-a").arg(format!("127.0.0.1:{port}")).arg("-f").arg(&path);
-    command.arg("-s").arg(format!("malloc,{}M", room.cache_bytes >> 20));
+    command.arg("-s").arg(format!("malloc,{}M", cell.memory_bytes() >> 20));
     for setting in ["thread_pools=1", "thread_pool_min=100", "thread_pool_max=1000", "http_range_support=on"]
     {
         command.args(["-p", setting]);
@@ -296,12 +388,12 @@ fn varnish(room: &Room, base: &Path, port: u16) -> Result<Command> {
     Ok(command)
 }
 
-fn traffic_server(room: &Room, base: &Path, port: u16) -> Result<Command> {
+fn traffic_server(cell: &Cell, room: &Room, base: &Path, port: u16) -> Result<Command> {
     let etc = base.join("etc");
     for folder in ["etc", "run", "log", "cache"] {
         fs::create_dir(base.join(folder)).context("making Traffic Server's folders")?;
     }
-    let cache_bytes = room.cache_bytes;
+    let (cache_bytes, drive_mib) = (cell.memory_bytes(), cell.drive_bytes() >> 20);
     let settings: [(&str, &str, String); 21] = [
         ("http.server_ports", "STRING", format!("{port}:ip-in=127.0.0.1")),
         ("admin.user_id", "STRING", "#-1".to_owned()),
@@ -331,10 +423,7 @@ fn traffic_server(room: &Room, base: &Path, port: u16) -> Result<Command> {
     }
     fs::write(etc.join("records.config"), records)?;
     fs::write(etc.join("remap.config"), format!("map / {}/\n", room.origin_url))?;
-    fs::write(
-        etc.join("storage.config"),
-        format!("{} {}M\n", base.join("cache").display(), 2 * (cache_bytes >> 20)),
-    )?;
+    fs::write(etc.join("storage.config"), format!("{} {drive_mib}M\n", base.join("cache").display()))?;
     fs::write(etc.join("plugin.config"), "")?;
     fs::write(
         etc.join("ip_allow.yaml"),
@@ -370,10 +459,19 @@ fn caddy(room: &Room, base: &Path, port: u16) -> Result<Command> {
     Ok(command)
 }
 
-fn cachey(room: &Room, port: u16) -> Result<(Command, String)> {
-    let mut command = Command::new(find(Kind::Cachey)?);
+fn cachey(has_ring: bool, cell: &Cell, room: &Room, base: &Path, port: u16) -> Result<(Command, String)> {
+    let mut command = Command::new(find(Kind::Cachey { has_ring })?);
     command.args(["--port", &port.to_string(), "--hedge-budget-percent", "0"]);
-    command.arg("--memory").arg(format!("{}MiB", room.cache_bytes >> 20));
+    command.arg("--memory").arg(format!("{}MiB", cell.memory_bytes() >> 20));
+    if cell.state == State::Drive {
+        let folder = base.join("cachey");
+        fs::create_dir(&folder).context("making cachey's folder")?;
+        command.args(["--disk-kind", "fs", "--disk-path"]).arg(folder);
+        command.arg("--disk-capacity").arg(format!("{}MiB", cell.drive_bytes() >> 20));
+        if has_ring {
+            command.arg("--iouring");
+        }
+    }
     command.env("AWS_ENDPOINT_URL", &room.origin_url).env("AWS_REGION", "us-east-1");
     command.env("AWS_ACCESS_KEY_ID", "bench").env("AWS_SECRET_ACCESS_KEY", "bench").env("RUST_LOG", "error");
     Ok((command, "/metrics".to_owned()))
