@@ -46,6 +46,8 @@ pub struct Ring {
     operations: RefCell<Operations>,
     uring: RefCell<IoUring>,
     backlog: RefCell<VecDeque<squeue::Entry>>,
+    /// Reads that are done and have not been told: user data, result.
+    read: RefCell<VecDeque<(u64, i32)>>,
     eventfd: AsyncFd<OwnedFd>,
     unflushed: Cell<bool>,
     task: RefCell<Option<Waker>>,
@@ -123,6 +125,7 @@ impl Ring {
             operations: RefCell::default(),
             uring: RefCell::new(uring),
             backlog: RefCell::default(),
+            read: RefCell::default(),
             // SAFETY: the descriptor is owned by the registration and closed with it.
             eventfd: unsafe { AsyncFd::register_with_interest(eventfd, Interest::READABLE)? },
             unflushed: Cell::new(false),

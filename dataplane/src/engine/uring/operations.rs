@@ -147,6 +147,13 @@ impl Operations {
         &mut self.slots[key.index()].held
     }
 
+    /// Whether a completion is of a drive's read, behind which there is much to do.
+    pub(super) fn is_read(&self, user_data: u64) -> bool {
+        let key = Key(user_data);
+        let operation = self.slots.get(key.index()).filter(|operation| operation.key == key);
+        operation.is_some_and(|operation| matches!(operation.held, Held::Read(_)))
+    }
+
     pub(super) fn in_flight(&self) -> usize {
         self.slots.len()
     }
