@@ -112,6 +112,7 @@ impl Node {
         let table = Table::new(TableLimits {
             objects_max: u64::from(limits.objects_max),
             metadata_bytes_max: limits.metadata_bytes_max,
+            ram_bytes: limits.ram_reserve_bytes,
         });
         let fills = Arc::new(Semaphore::new(limits.fills_max as usize));
         let peer_fills = Arc::new(Semaphore::new((limits.fills_max as usize / 2).max(1)));
@@ -232,6 +233,11 @@ impl Node {
     pub async fn drive_turn(&self, drive: u8) -> OwnedSemaphorePermit {
         let turns = Arc::clone(&self.drive_turns[usize::from(drive)]);
         turns.acquire_owned().await.expect("the semaphore is never closed")
+    }
+
+    /// The same, if nobody has to wait for it.
+    pub fn spare_drive_turn(&self, drive: u8) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.drive_turns[usize::from(drive)]).try_acquire_owned().ok()
     }
 
     /// Whether a drive is no longer read, nor written.

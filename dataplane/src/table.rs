@@ -64,6 +64,9 @@ pub struct TableLimits {
     pub objects_max: u64,
     /// Most bytes of metadata: entries, keys, header records, extents and sums.
     pub metadata_bytes_max: u64,
+    /// Bytes of the RAM tier: an extent that comes from a drive twice while no more than these have come from drives
+    /// would have been in RAM the second time.
+    pub ram_bytes: u64,
 }
 
 /// The table.
@@ -100,6 +103,23 @@ struct Meter {
     /// dropped and are still read by somebody do not come back by dropping others.
     kept_objects: AtomicU64,
     kept_bytes: AtomicU64,
+    /// Bytes of all extents that were asked of drives: what is between two uses of one.
+    drive_bytes: AtomicU64,
+    ram_bytes: u64,
+}
+
+/// A reading of [`Meter::drive_bytes`] in units of 64 KiB, as an extent keeps it. Never 0. It begins anew after 280 TB; an
+/// extent that takes this for a short while is kept in RAM too early, and no worse.
+type Reading = u32;
+
+impl Meter {
+    /// An extent of `bytes` is asked of a drive, and was before at `last`, if not 0. What the clock says now, and whether
+    /// the extent would have stayed in RAM since.
+    fn note_drive_use(&self, bytes: u64, last: Reading) -> (Reading, bool) {
+        let now = ((self.drive_bytes.fetch_add(bytes, Ordering::Relaxed) >> 16) as Reading).max(1);
+        let window = Reading::try_from(self.ram_bytes >> 16).unwrap_or(Reading::MAX);
+        (now, last != 0 && now.wrapping_sub(last) <= window)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -131,7 +151,7 @@ impl Table {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hasher: RandomState::default(),
             limits,
-            meter: Arc::default(),
+            meter: Arc::new(Meter { ram_bytes: limits.ram_bytes, ..Meter::default() }),
             hand: AtomicUsize::new(0),
         }
     }
@@ -515,7 +535,8 @@ struct Extent {
     slot: Option<Slot>,
     sums: Option<BlockSums>,
     fill: Option<Arc<Fill>>,
-    hits: u8,
+    /// When it was last asked of a drive.
+    read: Reading,
 }
 
 /// Where the bytes of an extent are.
@@ -523,7 +544,7 @@ struct Extent {
 pub enum Whereabouts {
     /// In the RAM tier.
     Ram(Lease),
-    /// On a drive. The second field says that it was asked for before.
+    /// On a drive. The third field says that it is asked for so often that it belongs in RAM.
     Drive(Slot, BlockSums, bool),
     /// On their way.
     Filling(Arc<Fill>),
@@ -569,7 +590,22 @@ impl ObjectEntry {
     pub fn locate(&self, extent: u32) -> Whereabouts {
         let mut extents = lock(&self.extents);
         let Some(state) = extents.get_mut(&extent) else { return Whereabouts::Absent };
-        state.whereabouts()
+        self.whereabouts(extent, state)
+    }
+
+    fn whereabouts(&self, extent: u32, state: &mut Extent) -> Whereabouts {
+        if let Some(lease) = &state.ram {
+            lease.touch();
+            return Whereabouts::Ram(lease.clone());
+        }
+        if let (Some(slot), Some(sums)) = (state.slot, &state.sums) {
+            let bytes =
+                self.grid.extent_range(extent, self.facts.size).map_or(0, crate::range::ByteRange::len);
+            let is_frequent;
+            (state.read, is_frequent) = self.meter.note_drive_use(bytes, state.read);
+            return Whereabouts::Drive(slot, sums.clone(), is_frequent);
+        }
+        state.fill.clone().map_or(Whereabouts::Absent, Whereabouts::Filling)
     }
 
     /// As [`ObjectEntry::locate`], without counting as a use.
@@ -604,7 +640,7 @@ impl ObjectEntry {
             Place::Occupied(known) => known.into_mut(),
             Place::Vacant(vacant) => vacant.insert(Extent::default()),
         };
-        match state.whereabouts() {
+        match self.whereabouts(extent, state) {
             Whereabouts::Absent => {
                 let fill = Arc::new(Fill::new(extent, len, Arc::downgrade(run)));
                 state.fill = Some(Arc::clone(&fill));
@@ -635,7 +671,7 @@ impl ObjectEntry {
             self.meter.extents.fetch_add(1, Ordering::Relaxed);
             state.ram = Some(lease.clone());
             state.sums = Some(sums);
-            state.hits = 0;
+            state.read = 0;
         }
         self.hold_in_ram(fill.extent, lease);
         true
@@ -785,20 +821,6 @@ impl ObjectEntry {
         }
         drop(extents);
         drop(gone);
-    }
-}
-
-impl Extent {
-    fn whereabouts(&mut self) -> Whereabouts {
-        if let Some(lease) = &self.ram {
-            lease.touch();
-            return Whereabouts::Ram(lease.clone());
-        }
-        if let (Some(slot), Some(sums)) = (self.slot, &self.sums) {
-            self.hits = self.hits.saturating_add(1);
-            return Whereabouts::Drive(slot, sums.clone(), self.hits > 1);
-        }
-        self.fill.clone().map_or(Whereabouts::Absent, Whereabouts::Filling)
     }
 }
 

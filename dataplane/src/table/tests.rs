@@ -4,7 +4,8 @@ use super::uncacheable::{LIFE, RECORDS_MAX};
 use super::*;
 use http::{HeaderMap, HeaderValue, header};
 
-const ROOMY: TableLimits = TableLimits { objects_max: 1 << 20, metadata_bytes_max: 1 << 30 };
+const ROOMY: TableLimits =
+    TableLimits { objects_max: 1 << 20, metadata_bytes_max: 1 << 30, ram_bytes: 16 << 20 };
 const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
 
 fn resolve(table: &Table, path: &[u8], now: Instant) -> Option<Arc<Resolve>> {
@@ -193,7 +194,7 @@ fn a_survey_says_where_extents_are_without_looking_at_all() {
 
 #[test]
 fn a_prefix_is_forgotten_and_nothing_else() {
-    let table = Table::new(TableLimits { objects_max: 100, metadata_bytes_max: 1 << 20 });
+    let table = Table::new(TableLimits { objects_max: 100, metadata_bytes_max: 1 << 20, ..ROOMY });
     for name in ["a/1", "a/2", "ab", "b/1"] {
         publish(&table, name, 0);
     }
@@ -207,4 +208,33 @@ fn a_prefix_is_forgotten_and_nothing_else() {
     drop(under_way);
     table.forget_prefix(1, b"");
     assert!(table.find(0, b"ab").is_some(), "another accelerator's objects stay");
+}
+
+/// A set read again and again in order, eight times the memory: each extent was read before, so each was taken into RAM,
+/// and put out what would have been no use either. It cost a fifth of the processor time of a drive hit, and the cache.
+#[test]
+fn what_comes_round_too_late_for_ram_stays_on_the_drive() {
+    let table = Table::new(TableLimits { ram_bytes: 1 << 20, ..ROOMY });
+    let entry = publish(&table, "long", 0);
+    let slot = |offset| Slot { drive: 0, segment: 0, offset, sequence: 1 };
+    let sums = BlockSums::of(&[1; 10], entry.version, 0);
+    for extent in 0..128 {
+        let state = Extent { slot: Some(slot(extent)), sums: Some(sums.clone()), ..Extent::default() };
+        lock(&entry.extents).insert(extent, state);
+    }
+    let is_frequent = |extent| match entry.locate(extent) {
+        Whereabouts::Drive(_, _, is_frequent) => is_frequent,
+        other => panic!("{other:?}"),
+    };
+    for round in 0..3 {
+        for extent in 0..128 {
+            assert!(!is_frequent(extent), "extent {extent}, round {round}");
+        }
+    }
+    // RAM holds 16 extents of 64 KiB.
+    for (others, would_have_stayed) in [(10, true), (15, true), (17, false), (100, false)] {
+        is_frequent(127);
+        (0..others).for_each(|extent| _ = is_frequent(extent));
+        assert_eq!(is_frequent(127), would_have_stayed, "after {others} others");
+    }
 }
