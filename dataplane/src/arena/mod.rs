@@ -235,13 +235,25 @@ impl Arena {
     /// A slot of at least `len` bytes (1 to [`LEASE_BYTES_MAX`]), or `None` when the purpose's reserve is used
     /// up or all memory is held. The RAM tier yields first. Never blocks.
     pub fn grant(&'static self, purpose: Purpose, len: usize) -> Option<LeaseMut> {
+        let granted = self.grant_below(purpose, len, self.budget(purpose));
+        self.refused.fetch_add(u64::from(granted.is_none()), Ordering::Relaxed);
+        granted
+    }
+
+    /// As [`Arena::grant`], for what can be done without: only while nobody waits for memory, and of the first half of the
+    /// purpose's reserve.
+    pub fn grant_spare(&'static self, purpose: Purpose, len: usize) -> Option<LeaseMut> {
+        if self.is_awaited() { None } else { self.grant_below(purpose, len, self.budget(purpose) / 2) }
+    }
+
+    fn grant_below(&'static self, purpose: Purpose, len: usize, budget: u64) -> Option<LeaseMut> {
         assert!((1..=LEASE_BYTES_MAX).contains(&len), "a lease holds 1 byte to 2 MiB, not {len}");
         let class = class_of(len);
         // Each round frees a page or finds nothing to free; pages that are pinned by the network do not come
         // back at once, hence a few rounds and then a plain refusal.
         for _ in 0..EVICTION_SAMPLE {
             let mut state = self.lock();
-            if state.used[purpose as usize] + slot_bytes(class) as u64 > self.budget(purpose) {
+            if state.used[purpose as usize] + slot_bytes(class) as u64 > budget {
                 break;
             }
             if let Some((page, slot)) = state.take_slot(class, purpose) {
@@ -259,7 +271,6 @@ impl Arena {
                 break;
             }
         }
-        self.refused.fetch_add(1, Ordering::Relaxed);
         None
     }
 

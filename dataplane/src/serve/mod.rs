@@ -1,8 +1,8 @@
 //! Sockets in, bytes out: workers, connections, requests.
 //!
 //! [`worker`] is one core's world; [`link`] is a connection's bare socket, or TLS over it; [`connection`] speaks
-//! HTTP/1.1, [`http3`] HTTP/3; [`request`] decides, for whatever door; [`stream`] yields an object's bytes; [`forward`]
-//! hands on what is not ours to answer; [`prewarm`] reads ahead of clients.
+//! HTTP/1.1, [`http3`] HTTP/3; [`request`] decides, for whatever door; [`stream`] yields an object's bytes, with [`reading`]
+//! from a drive; [`forward`] hands on what is not ours to answer; [`prewarm`] reads ahead of clients.
 #![forbid(unsafe_code)]
 
 mod body;
@@ -12,6 +12,7 @@ pub(crate) mod forward;
 pub mod http3;
 mod link;
 mod prewarm;
+mod reading;
 mod reply;
 mod request;
 mod run;

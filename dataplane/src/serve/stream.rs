@@ -1,19 +1,23 @@
 //! The bytes of a range, slice by slice: from memory, from a drive, or behind a fill's watermark.
 //!
-//! A stream holds an offset and, between two slices, no lease. It reads every block it takes from a drive
+//! A stream holds an offset and, while its reader pauses, no lease. It reads every block it takes from a drive
 //! against its sum before the slice exists, and one in some thousand of those it takes from memory: a block
 //! that is wrong is as good as absent.
+//!
+//! Of a drive it asks for what comes next while it waits: one reader alone keeps it at depth. What that holds is bounded for
+//! each stream, and for all together by what nobody else needs.
 #![forbid(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::timeout;
 
 use super::Worker;
-use crate::arena::{Lease, Purpose, UNIT_BYTES};
-use crate::engine::{Slice, task};
+use super::reading::{Bounds, DRIVE_PATIENCE, Reading, Wanted};
+use crate::arena::{Lease, Purpose};
+use crate::engine::Slice;
 use crate::fill::{Claim, Interest, RUN_BYTES_MAX, Right};
 use crate::http1::CacheOutcome;
 use crate::metrics::{Counter, Where};
@@ -30,8 +34,9 @@ const FOLLOW_BYTES: usize = 32 << 10;
 pub(super) const RAM_SAMPLE: u64 = 1024;
 /// How often a lost fill is begun again for one stream.
 const LOST_MAX: u32 = 8;
-/// How long a drive may take for one read.
-const DRIVE_PATIENCE: Duration = Duration::from_secs(5);
+/// What a stream asks of a drive beyond the piece that it waits for: so many pieces, and no more bytes than these.
+const AHEAD_READS: usize = 16;
+const AHEAD_BYTES: usize = 4 << 20;
 /// Why a stream cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamFailure {
@@ -50,6 +55,8 @@ pub(crate) struct ObjectStream {
     entry: Arc<ObjectEntry>,
     range: ByteRange,
     cursor: u64,
+    /// Reads of what comes next, in order and without a gap.
+    reads: VecDeque<Reading>,
     interest: Option<Interest>,
     ahead: Option<Interest>,
     lost: u32,
@@ -62,7 +69,19 @@ impl ObjectStream {
     pub(crate) fn new(worker: &Rc<Worker>, entry: Arc<ObjectEntry>, range: ByteRange, reach: Reach) -> Self {
         let (worker, origin) = (Rc::clone(worker), worker.origin(entry.key.accelerator));
         let cursor = range.start();
-        Self { worker, entry, range, cursor, interest: None, ahead: None, lost: 0, reach, _origin: origin }
+        let reads = VecDeque::new();
+        Self {
+            worker,
+            entry,
+            range,
+            cursor,
+            reads,
+            interest: None,
+            ahead: None,
+            lost: 0,
+            reach,
+            _origin: origin,
+        }
     }
 
     /// Where the bytes of the range are now, as the client is told.
@@ -86,6 +105,11 @@ impl ObjectStream {
         self.cursor
     }
 
+    /// Whether all of the range has been sliced.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.cursor == self.range.end()
+    }
+
     /// Largest slice there can be, bytes.
     pub(crate) fn extent_bytes(&self) -> usize {
         self.entry.grid.extent_bytes() as usize
@@ -94,23 +118,41 @@ impl ObjectStream {
     /// Goes back (or forth) to a byte of the range: what was sliced behind it has not left.
     pub(crate) fn seek(&mut self, offset: u64) {
         assert!((self.range.start()..=self.range.end()).contains(&offset), "inside the range");
+        if self.cursor != offset {
+            self.rest();
+        }
         self.cursor = offset;
+    }
+
+    /// The reader pauses: nothing is held for it.
+    pub(crate) fn rest(&mut self) {
+        self.reads.clear();
     }
 
     /// The next slice; `None` at the end of the range.
     pub(crate) async fn next(&mut self) -> Result<Option<Slice>, StreamFailure> {
         loop {
+            if let Some(reading) = self.reads.pop_front() {
+                if reading.at != self.cursor {
+                    self.rest();
+                } else if let Some(slice) = self.finish(reading).await {
+                    return Ok(Some(slice));
+                }
+                continue;
+            }
             let Some(piece) = self.piece() else { return Ok(None) };
             let fill = match self.entry.locate(piece.extent) {
                 Whereabouts::Ram(lease) => match self.take_from_ram(lease, &piece) {
                     Some(slice) => return Ok(Some(slice)),
                     None => continue,
                 },
-                Whereabouts::Drive(slot, sums, again) => {
-                    match self.take_from_drive(slot, &sums, &piece, again).await? {
-                        Some(slice) => return Ok(Some(slice)),
-                        None => continue,
+                Whereabouts::Drive(slot, sums, is_frequent) => {
+                    if let Some(reading) = self.ask_drive(piece, slot, sums, is_frequent).await?
+                        && let Some(slice) = self.finish(reading).await
+                    {
+                        return Ok(Some(slice));
                     }
+                    continue;
                 }
                 Whereabouts::Filling(fill) => fill,
                 Whereabouts::Absent => {
@@ -130,14 +172,21 @@ impl ObjectStream {
     /// The next slice, if it is in memory.
     pub(crate) fn next_in_ram(&mut self) -> Option<Slice> {
         let piece = self.piece()?;
-        match self.entry.locate(piece.extent) {
-            Whereabouts::Ram(lease) => self.take_from_ram(lease, &piece),
+        match self.entry.peek(piece.extent) {
+            Whereabouts::Ram(lease) => {
+                lease.touch();
+                self.take_from_ram(lease, &piece)
+            }
             _ => None,
         }
     }
 
     fn piece(&self) -> Option<Piece> {
-        self.entry.grid.pieces(ByteRange::new(self.cursor, self.range.end())?).next()
+        self.piece_at(self.cursor)
+    }
+
+    fn piece_at(&self, offset: u64) -> Option<Piece> {
+        self.entry.grid.pieces(ByteRange::new(offset, self.range.end())?).next()
     }
 
     fn advance(&mut self, slice: Slice) -> Slice {
@@ -158,16 +207,8 @@ impl ObjectStream {
     /// for a whole extent, and everybody behind it.
     fn is_right_in_ram(&self, lease: &Lease, piece: &Piece) -> bool {
         let Some(sums) = self.entry.sums(piece.extent) else { return true };
-        let Some((start, end)) = self.bounds(piece) else { return false };
+        let Some(Bounds { start, end }) = Bounds::of(&self.entry, piece) else { return false };
         self.check(lease.bytes(start..end), &sums, piece.extent, piece.blocks().start, Where::Ram)
-    }
-
-    /// Where in its extent the blocks begin and end that a piece touches, bytes.
-    fn bounds(&self, piece: &Piece) -> Option<(usize, usize)> {
-        let extent = self.entry.grid.extent_range(piece.extent, self.entry.facts.size)?;
-        let blocks = piece.blocks();
-        let end = ((blocks.end * BLOCK_BYTES) as usize).min(extent.len() as usize);
-        Some(((blocks.start * BLOCK_BYTES) as usize, end))
     }
 
     fn check(&self, bytes: &[u8], sums: &BlockSums, extent: u32, first: u32, place: Where) -> bool {
@@ -186,70 +227,73 @@ impl ObjectStream {
         }
     }
 
-    async fn take_from_drive(
+    /// Asks a drive for a piece; `None` if it does not have it any more, or does not answer.
+    async fn ask_drive(
         &mut self,
+        piece: Piece,
         slot: Slot,
-        sums: &BlockSums,
-        piece: &Piece,
-        again: bool,
-    ) -> Result<Option<Slice>, StreamFailure> {
+        sums: BlockSums,
+        is_frequent: bool,
+    ) -> Result<Option<Reading>, StreamFailure> {
         let node = Arc::clone(&self.worker.node);
-        let Some((file, offset)) = node.place(slot) else {
-            self.entry.lose_slot(piece.extent, slot);
-            return Ok(None);
-        };
-        let (start, end) = self.bounds(piece).expect("a piece is inside the object");
-        let len = (end - start).next_multiple_of(UNIT_BYTES);
-        let deadline = node.limits.request_deadline;
+        let bounds = Bounds::of(&self.entry, &piece).expect("a piece is inside the object");
         // A drive that hangs keeps what its reads hold; it must not be all that there is for the others.
         let turn = timeout(DRIVE_PATIENCE, node.drive_turn(slot.drive)).await;
-        let Ok(turn) = turn else {
+        let (Some(place), Ok(turn)) = (node.place(slot), turn) else {
             self.entry.lose_slot(piece.extent, slot);
             return Ok(None);
         };
-        let lease = node.arena.grant_within(Purpose::Read, len, deadline).await;
+        let deadline = node.limits.request_deadline;
+        let lease = node.arena.grant_within(Purpose::Read, bounds.padded_len(), deadline).await;
         let lease = lease.map_err(|_| StreamFailure::Memory)?;
-        let counters = &self.worker.counters;
-        counters.bump(Counter::DriveReads, 1);
-        counters.bump(Counter::DriveReadBytes, len as u64);
-        // A drive that does not answer is left to its operation, which keeps the lease; the client is not.
-        let engine = self.worker.engine.clone();
-        let reading = task::spawn(async move {
-            let done = engine.read_at(file, offset + start as u64, lease, len).await;
-            drop(turn);
-            done
+        let wanted = Wanted { piece, bounds, slot, sums, is_frequent };
+        Ok(Some(Reading::begin(&self.worker, self.cursor, wanted, place, lease, turn)))
+    }
+
+    /// Asks for what comes behind `offset`, while it is on a drive too, and memory is there that nobody waits for.
+    fn ask_ahead(&mut self, offset: u64) {
+        let node = Arc::clone(&self.worker.node);
+        let end_of = |reading: &Reading| reading.at + reading.wanted.piece.within.len() as u64;
+        let mut at = self.reads.back().map_or(offset, end_of);
+        let mut bytes: usize = self.reads.iter().map(|reading| reading.wanted.bounds.padded_len()).sum();
+        while self.reads.len() < AHEAD_READS
+            && let Some(piece) = self.piece_at(at)
+            && let Whereabouts::Drive(slot, ..) = self.entry.peek(piece.extent)
+            && let Some(bounds) = Bounds::of(&self.entry, &piece)
+            && bytes + bounds.padded_len() <= AHEAD_BYTES
+            && let Some(turn) = node.spare_drive_turn(slot.drive)
+            && let Some(lease) = node.arena.grant_spare(Purpose::Read, bounds.padded_len())
+            // Only now: it counts as a use.
+            && let Whereabouts::Drive(slot, sums, is_frequent) = self.entry.locate(piece.extent)
+            && let Some(place) = node.place(slot)
+        {
+            bytes += bounds.padded_len();
+            let next = at + piece.within.len() as u64;
+            let wanted = Wanted { piece, bounds, slot, sums, is_frequent };
+            self.reads.push_back(Reading::begin(&self.worker, at, wanted, place, lease, turn));
+            at = next;
+        }
+    }
+
+    /// The piece of a read, if it came and is right. What is not is as good as absent.
+    async fn finish(&mut self, reading: Reading) -> Option<Slice> {
+        self.ask_ahead(reading.at + reading.wanted.piece.within.len() as u64);
+        let (wanted, lease) = reading.wait(&self.worker, &self.entry).await;
+        let Wanted { piece, bounds, slot, sums, is_frequent } = wanted;
+        let right = lease.filter(|lease| {
+            let bytes = lease.bytes(0..bounds.len());
+            self.check(bytes, &sums, piece.extent, piece.blocks().start, Where::Drive)
         });
-        let Ok(Ok((read, lease))) = timeout(DRIVE_PATIENCE, reading).await else {
-            tracing::warn!(object = %self.entry.name(), extent = piece.extent, "drive read did not end in time");
-            node.note_drive_read(slot.drive, false);
+        let Some(lease) = right else {
             self.entry.lose_slot(piece.extent, slot);
-            return Ok(None);
+            return None;
         };
-        node.note_drive_read(slot.drive, read.is_ok());
-        if let Err(error) = &read {
-            tracing::warn!(%error, object = %self.entry.name(), extent = piece.extent, "drive read failed");
-        }
-        let lease = lease.freeze();
-        // A slot that was reused while we read has somebody else's bytes: no need to call them bad.
-        let right = read.is_ok()
-            && node.drives.holds(slot)
-            && self.check(
-                lease.bytes(0..end - start),
-                sums,
-                piece.extent,
-                piece.blocks().start,
-                Where::Drive,
-            );
-        if !right {
-            self.entry.lose_slot(piece.extent, slot);
-            return Ok(None);
-        }
         let extent = self.entry.grid.extent_range(piece.extent, self.entry.facts.size);
-        if again && extent.is_some_and(|extent| extent.len() == (end - start) as u64) {
+        if is_frequent && extent.is_some_and(|extent| extent.len() == bounds.len() as u64) {
             self.entry.promote(piece.extent, &lease);
         }
-        let within = piece.within.start as usize - start..piece.within.end as usize - start;
-        Ok(Some(self.advance(Slice::new(lease, within))))
+        let within = piece.within.start as usize - bounds.start..piece.within.end as usize - bounds.start;
+        Some(self.advance(Slice::new(lease, within)))
     }
 
     fn begin(&mut self, extent: u32) {
