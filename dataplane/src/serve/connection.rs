@@ -10,7 +10,7 @@
 #![forbid(unsafe_code)]
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
@@ -57,7 +57,8 @@ pub(super) async fn serve(worker: &Rc<Worker>, socket: Socket, wire: &Wire) -> C
         buffer: Vec::with_capacity(BUFFER_BYTES),
         header: Vec::with_capacity(1024),
     };
-    let Ended(reason) = if is_bare { connection.refuse_bare().await } else { connection.exchanges().await };
+    let Ended(reason) =
+        if is_bare { Box::pin(connection.refuse_bare()).await } else { connection.exchanges().await };
     if is_orderly(reason) {
         connection.link.farewell(worker).await;
     }
@@ -133,7 +134,7 @@ impl Connection {
                         return Ok(head);
                     }
                     Ok(HeadProgress::Partial) => {}
-                    Err(error) => return self.refuse_head(error).await,
+                    Err(error) => return Box::pin(self.refuse_head(error)).await,
                 }
             }
             let was_empty = self.buffer.is_empty();
@@ -284,7 +285,9 @@ impl Connection {
                 self.send(Outgoing::header(bytes)).await?;
             }
             Payload::Object(first, stream) => self.send_object(bytes, first, stream).await?,
-            Payload::Relay(body, length) => self.send_relay(bytes, body, length, chunked, forgetting).await?,
+            Payload::Relay(body, length) => {
+                Box::pin(self.send_relay(bytes, body, length, chunked, forgetting)).await?;
+            }
         }
         if ends { Err(Ended(CloseReason::Finished)) } else { Ok(()) }
     }
@@ -356,12 +359,17 @@ impl Connection {
                 self.gather(&mut outgoing, &mut stream);
             }
             let sliced = stream.position();
-            let (sent, fetched) = both(self.send_once(outgoing), stream.next()).await?;
+            let (sent, fetched) = if stream.is_at_end() {
+                (self.send_once(outgoing).await?, Some(Ok(None)))
+            } else {
+                both(pin!(self.send_once(outgoing)), pin!(stream.next())).await?
+            };
             outgoing = sent.outgoing;
             if !sent.is_whole {
                 // The reader pauses: only the offset is kept.
                 let position = sliced - outgoing.body_len() as u64;
                 drop(fetched);
+                stream.rest();
                 outgoing.body.clear();
                 self.wait_writable().await?;
                 stream.seek(position);
@@ -439,10 +447,9 @@ fn cut(error: &dyn std::error::Error) -> Ended {
 
 /// Both futures. The second is given up if the first ends in an error or with something left.
 async fn both<T>(
-    sending: impl Future<Output = Result<Sent, Ended>>,
-    fetching: impl Future<Output = T>,
+    mut sending: Pin<&mut impl Future<Output = Result<Sent, Ended>>>,
+    mut fetching: Pin<&mut impl Future<Output = T>>,
 ) -> Result<(Sent, Option<T>), Ended> {
-    let (mut sending, mut fetching) = (pin!(sending), pin!(fetching));
     let (mut sent, mut fetched) = (None, None);
     poll_fn(|context| {
         if sent.is_none()

@@ -110,7 +110,7 @@ impl Link {
         let mut tls = Box::new(Tls::new(socket, session));
         let shaken = tokio::select! {
             biased;
-            shaken = timeout(worker.node.limits.header_timeout, tls.shake(worker)) => {
+            shaken = timeout(worker.node.limits.header_timeout, Box::pin(tls.shake(worker))) => {
                 shaken.unwrap_or(Shaken::Not(Handshake::TimedOut))
             }
             () = worker.drained() => return Opened::Ended(CloseReason::Drain),
@@ -133,7 +133,8 @@ impl Link {
     pub(super) async fn recv(&mut self, worker: &Worker, buffer: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
         match self {
             Self::Plain(socket) => worker.engine.recv(socket, buffer).await,
-            Self::Tls(tls) => tls.recv(worker, buffer).await,
+            // Boxed, here and below: bare sockets would carry its state along.
+            Self::Tls(tls) => Box::pin(tls.recv(worker, buffer)).await,
         }
     }
 
@@ -169,7 +170,7 @@ impl Link {
             }
             Self::Tls(tls) => {
                 let mut outgoing = outgoing;
-                let result = tls.send(worker, &mut outgoing, watch).await;
+                let result = Box::pin(tls.send(worker, &mut outgoing, watch)).await;
                 let is_whole = outgoing.is_empty() && tls.is_flushed();
                 (result, Sent { outgoing, is_whole })
             }
@@ -186,7 +187,7 @@ impl Link {
     pub(super) async fn farewell(&mut self, worker: &Rc<Worker>) {
         if let Self::Tls(tls) = self {
             // Whoever has gone already misses nothing.
-            let _ = timeout(worker.node.limits.send_stall, tls.farewell(worker)).await;
+            let _ = timeout(worker.node.limits.send_stall, Box::pin(tls.farewell(worker))).await;
         }
     }
 

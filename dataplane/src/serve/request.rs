@@ -50,10 +50,11 @@ pub(super) async fn answer(
             Read::Reply(reply) => Ok(reply),
             Read::Bypass => {
                 let target = forward::of_read(head, &target);
-                forward::forward(worker, head, &target, body, request_id).await
+                // In boxes, here and below: a connection would hold room for the rarest of its answers for ever.
+                Box::pin(forward::forward(worker, head, &target, body, request_id)).await
             }
         },
-        Route::Forward(target) => forward::forward(worker, head, &target, body, request_id).await,
+        Route::Forward(target) => Box::pin(forward::forward(worker, head, &target, body, request_id)).await,
     }
 }
 
@@ -258,18 +259,24 @@ async fn read(worker: &Rc<Worker>, head: &RequestHead, target: &ReadTarget, requ
         Read::Reply(Reply::error(status, code, message, head.path(), request_id))
     };
     for _ in 0..ROUNDS_MAX {
-        let finding = resolve::find(
-            worker,
-            target.accelerator,
-            &target.key,
-            want,
-            decision.freshness,
-            target.reach,
-            now,
-        );
-        let Ok(found) = timeout(worker.node.limits.request_deadline, finding).await else {
-            let (status, code, message) = interrupted(worker, StreamFailure::Deadline);
-            return refuse(status, code, &message);
+        let known = resolve::known(worker, target.accelerator, &target.key, decision.freshness, now);
+        let found = if let Some(found) = known {
+            found
+        } else {
+            let finding = Box::pin(resolve::find(
+                worker,
+                target.accelerator,
+                &target.key,
+                want,
+                decision.freshness,
+                target.reach,
+                now,
+            ));
+            let Ok(found) = timeout(worker.node.limits.request_deadline, finding).await else {
+                let (status, code, message) = interrupted(worker, StreamFailure::Deadline);
+                return refuse(status, code, &message);
+            };
+            found
         };
         let (entry, age, is_new) = match found {
             Found::Object(entry, age) => (entry, age, false),
