@@ -20,6 +20,7 @@ const SEGMENT: u64 = 2 * (64 << 10);
 
 on_each_engine!(
     slow_readers_of_a_hot_object_hold_offsets,
+    slow_readers_of_a_drive_hold_offsets_and_read_little_ahead,
     idle_connections_hold_little,
     a_reader_who_sleeps_holds_nothing_and_gets_its_bytes,
 );
@@ -99,6 +100,58 @@ fn slow_readers_of_a_hot_object_hold_offsets(engine: Engine) {
     let fast = http::get_range(node.data(), "/data/large", SIZE - 1000, SIZE - 1);
     content.must_equal(SIZE - 1000, 1000, &fast.body);
     drop(readers);
+}
+
+/// Of a drive a stream asks for what comes next before it is needed. For a reader who keeps pausing that would be read again
+/// and again, and held while it pauses.
+fn slow_readers_of_a_drive_hold_offsets_and_read_little_ahead(engine: Engine) {
+    const READERS: u64 = 24;
+    const SIZE: u64 = 96 * MIB;
+    const STEPS: u64 = 4;
+    more_files();
+    let folder = tempfile::tempdir().expect("a folder");
+    let origin = Origin::start();
+    let content = Content::new(5);
+    origin.put("large", content.bytes(0, SIZE as usize));
+    let accelerator = format!("data={},freshness=immutable", origin.url());
+    let spec = NodeSpec::new(engine).accelerator(accelerator).memory("64MiB").argument("--send-stall=10m");
+    let node = Node::start(&spec.drive(&folder.path().join("drive"), "512MiB"));
+    // Until nothing of it is at the origin alone.
+    wait::until("all of it is here", || {
+        let before = origin.counts().requests();
+        assert_eq!(http::get(node.data(), "/data/large").body.len() as u64, SIZE);
+        (origin.counts().requests() == before).then_some(())
+    });
+    let read_before = node.metric("forebay_store_read_bytes_total");
+    let ask = |number: u64| {
+        let start = number * MIB;
+        let mut connection = Connection::open(node.data()).expect("a connection");
+        let range = format!("bytes={start}-{}", start + 64 * MIB - 1);
+        connection.send("GET", "/data/large", &[("Range", &range)], None).expect("a request out");
+        assert_eq!(connection.receive_head().expect("an answer").0, 206);
+        connection
+    };
+    let mut readers: Vec<_> = (0..READERS).map(ask).collect();
+    let reserve = node.metric_where("forebay_arena_reserve_bytes", "\"reads\"");
+    for step in 0..STEPS {
+        for (number, reader) in (0..).zip(&mut readers) {
+            let start = number * MIB + step * MIB;
+            content.must_equal(start, MIB, &reader.take(MIB as usize).expect("bytes"));
+            let used = node.metric_where("forebay_arena_reserve_used_bytes", "\"reads\"");
+            assert!(used <= reserve, "{used} bytes of a reserve of {reserve}");
+        }
+        wait::until("nobody holds memory", || (held(&node) == 0).then_some(()));
+    }
+    let read = node.metric("forebay_store_read_bytes_total") - read_before;
+    let taken = READERS * STEPS * MIB;
+    // What is in the socket's two queues has been read too, and what was on its way when a reader paused is read anew.
+    assert!(read <= 2 * taken, "{read} bytes read for {taken}");
+    content.must_equal(0, SIZE, &http::get(node.data(), "/data/large").body);
+    for (number, mut reader) in (0..).zip(readers).take(4) {
+        let start = (number + STEPS) * MIB;
+        let left = (64 - STEPS) * MIB;
+        content.must_equal(start, left, &reader.take(left as usize).expect("bytes"));
+    }
 }
 
 fn idle_connections_hold_little(engine: Engine) {

@@ -34,7 +34,8 @@ const FOLLOW_BYTES: usize = 32 << 10;
 pub(super) const RAM_SAMPLE: u64 = 1024;
 /// How often a lost fill is begun again for one stream.
 const LOST_MAX: u32 = 8;
-/// What a stream asks of a drive beyond the piece that it waits for: so many pieces, and no more bytes than these.
+/// What a stream asks of a drive beyond the piece that it waits for, at most: so many pieces, and bytes. It begins with one
+/// piece, and twice as much with each that has come; whose reader pauses begins with none.
 const AHEAD_READS: usize = 16;
 const AHEAD_BYTES: usize = 4 << 20;
 /// Why a stream cannot go on.
@@ -57,6 +58,8 @@ pub(crate) struct ObjectStream {
     cursor: u64,
     /// Reads of what comes next, in order and without a gap.
     reads: VecDeque<Reading>,
+    /// Bytes that they may have.
+    ahead_bytes: usize,
     interest: Option<Interest>,
     ahead: Option<Interest>,
     lost: u32,
@@ -71,6 +74,7 @@ impl ObjectStream {
         let cursor = range.start();
         let reads = VecDeque::new();
         Self {
+            ahead_bytes: entry.grid.extent_bytes() as usize,
             worker,
             entry,
             range,
@@ -127,6 +131,8 @@ impl ObjectStream {
     /// The reader pauses: nothing is held for it.
     pub(crate) fn rest(&mut self) {
         self.reads.clear();
+        // What a slow reader does not come to is read for nothing, every time.
+        self.ahead_bytes = 0;
     }
 
     /// The next slice; `None` at the end of the range.
@@ -260,7 +266,7 @@ impl ObjectStream {
             && let Some(piece) = self.piece_at(at)
             && let Whereabouts::Drive(slot, ..) = self.entry.peek(piece.extent)
             && let Some(bounds) = Bounds::of(&self.entry, &piece)
-            && bytes + bounds.padded_len() <= AHEAD_BYTES
+            && bytes + bounds.padded_len() <= self.ahead_bytes
             && let Some(turn) = node.spare_drive_turn(slot.drive)
             && let Some(lease) = node.arena.grant_spare(Purpose::Read, bounds.padded_len())
             // Only now: it counts as a use.
@@ -292,6 +298,7 @@ impl ObjectStream {
         if is_frequent && extent.is_some_and(|extent| extent.len() == bounds.len() as u64) {
             self.entry.promote(piece.extent, &lease);
         }
+        self.ahead_bytes = (2 * self.ahead_bytes).clamp(self.extent_bytes(), AHEAD_BYTES);
         let within = piece.within.start as usize - bounds.start..piece.within.end as usize - bounds.start;
         Some(self.advance(Slice::new(lease, within)))
     }
