@@ -223,6 +223,7 @@ pub fn run(setup: &Setup, workload: Workload) -> Result<Outcome> {
         verify: setup.verify,
         part: Part::Whole,
         first: 0,
+        is_drawn: false,
         discard: false,
         needs_etag: true,
         headers: b"",

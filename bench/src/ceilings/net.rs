@@ -116,6 +116,7 @@ fn block(plan: &Plan, size: u64, way: Way, stop: &AtomicBool) -> Result<Measured
         verify: Verify::Length,
         part: Part::Whole,
         first: 0,
+        is_drawn: false,
         discard: false,
         needs_etag: true,
         headers: b"",

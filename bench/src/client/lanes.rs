@@ -51,6 +51,8 @@ pub struct Job<'a> {
     pub objects: u64,
     /// The number of the first request.
     pub first: u64,
+    /// Whether a request's number draws its object, instead of one coming after the other.
+    pub is_drawn: bool,
     /// How many requests.
     pub count: u64,
     /// Bytes of each object.
@@ -333,7 +335,9 @@ impl Run<'_> {
             return;
         }
         let number = self.job.first + self.issued;
-        lane.object = number % self.job.objects;
+        // Another draw than that of the place in it.
+        let drawn = if self.job.is_drawn { splitmix64(!number) } else { number };
+        lane.object = drawn % self.job.objects;
         lane.asked = self.job.asked(number);
         self.issued += 1;
         lane.request.clear();
@@ -689,6 +693,7 @@ mod tests {
             prefix: "",
             objects: 1,
             first: 0,
+            is_drawn: false,
             count: 1,
             size,
             version: 1,

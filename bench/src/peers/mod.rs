@@ -322,12 +322,12 @@ impl Bed<'_> {
         }
         // Each object once, whole or piece by piece: what a range cache keeps is then there whatever is asked.
         let whole = Cell { part: Part::Whole, connections: cell.connections.min(8), ..*cell };
-        self.asked(&whole, server, cell.objects, Verify::Full)?;
+        self.asked_in_turn(&whole, server, cell.objects)?;
         for _ in 0..WARM_PASSES_MAX {
             let before = self.door.stats()?.counts.requests;
             match cell.state {
                 // What memory gives up has reached the drive, or comes again.
-                State::Drive => self.asked(&whole, server, cell.objects, Verify::Full)?,
+                State::Drive => self.asked_in_turn(&whole, server, cell.objects)?,
                 _ => self.asked(cell, server, 2 * cell.objects.max(once), Verify::Full)?,
             };
             if self.door.stats()?.counts.requests == before {
@@ -394,11 +394,29 @@ impl Bed<'_> {
         })
     }
 
-    /// A block in which nothing went wrong.
+    /// A block in which nothing went wrong, every byte of it verified, and each object asked for in its turn.
+    fn asked_in_turn(&mut self, cell: &Cell, server: &Server, count: u64) -> Result<Block> {
+        self.asked_from(0, false, cell, server, count, Verify::Full)
+    }
+
+    /// A block in which nothing went wrong. From a drive objects are drawn: one after the other, those that are in memory
+    /// would come one after the other too.
     fn asked(&mut self, cell: &Cell, server: &Server, count: u64, verify: Verify) -> Result<Block> {
         // What was asked for before would be in memory now.
         let first = if cell.state == State::Hot { 0 } else { self.asked_before };
         self.asked_before += count;
+        self.asked_from(first, cell.state == State::Drive, cell, server, count, verify)
+    }
+
+    fn asked_from(
+        &self,
+        first: u64,
+        is_drawn: bool,
+        cell: &Cell,
+        server: &Server,
+        count: u64,
+        verify: Verify,
+    ) -> Result<Block> {
         let part = match cell.part {
             Part::Whole if server.ranges_only => Part::Aligned(cell.size),
             part => part,
@@ -409,6 +427,7 @@ impl Bed<'_> {
             prefix: &cell.prefix(),
             objects: cell.objects,
             first,
+            is_drawn,
             count,
             size: cell.size,
             version: 1,
