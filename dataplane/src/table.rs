@@ -109,15 +109,15 @@ struct Meter {
 }
 
 /// A reading of [`Meter::drive_bytes`] in units of 64 KiB, as an extent keeps it. Never 0. It begins anew after 280 TB; an
-/// extent that takes this for a short while is kept in RAM too early, and no worse.
-type Reading = u32;
+/// extent that takes this for a short while is taken into RAM too early, and no worse.
+type DriveTime = u32;
 
 impl Meter {
     /// An extent of `bytes` is asked of a drive, and was before at `last`, if not 0. What the clock says now, and whether
     /// the extent would have stayed in RAM since.
-    fn note_drive_use(&self, bytes: u64, last: Reading) -> (Reading, bool) {
-        let now = ((self.drive_bytes.fetch_add(bytes, Ordering::Relaxed) >> 16) as Reading).max(1);
-        let window = Reading::try_from(self.ram_bytes >> 16).unwrap_or(Reading::MAX);
+    fn note_drive_use(&self, bytes: u64, last: DriveTime) -> (DriveTime, bool) {
+        let now = ((self.drive_bytes.fetch_add(bytes, Ordering::Relaxed) >> 16) as DriveTime).max(1);
+        let window = DriveTime::try_from(self.ram_bytes >> 16).unwrap_or(DriveTime::MAX);
         (now, last != 0 && now.wrapping_sub(last) <= window)
     }
 }
@@ -536,7 +536,7 @@ struct Extent {
     sums: Option<BlockSums>,
     fill: Option<Arc<Fill>>,
     /// When it was last asked of a drive.
-    read: Reading,
+    read: DriveTime,
 }
 
 /// Where the bytes of an extent are.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::Worker;
 use crate::arena::{Lease, LeaseMut, UNIT_BYTES};
@@ -70,6 +70,8 @@ pub(super) struct Reading {
     /// The byte of the object with which the piece begins.
     pub(super) at: u64,
     pub(super) wanted: Wanted,
+    /// Until when the drive has to answer.
+    until: Instant,
     done: JoinHandle<(io::Result<()>, LeaseMut)>,
 }
 
@@ -92,15 +94,15 @@ impl Reading {
             drop(turn);
             done
         });
-        Self { at, wanted, done }
+        Self { at, wanted, until: Instant::now() + DRIVE_PATIENCE, done }
     }
 
     /// What has come, not verified; `None` if that is nothing that can be used. A drive that does not answer, or fails, is
     /// noted.
     pub(super) async fn wait(self, worker: &Worker, entry: &Arc<ObjectEntry>) -> (Wanted, Option<Lease>) {
-        let Self { wanted, done, .. } = self;
+        let Self { wanted, until, done, .. } = self;
         let (node, drive, extent) = (&worker.node, wanted.slot.drive, wanted.piece.extent);
-        let Ok(Ok((read, lease))) = timeout(DRIVE_PATIENCE, done).await else {
+        let Ok(Ok((read, lease))) = timeout_at(until, done).await else {
             tracing::warn!(object = %entry.name(), extent, "drive read did not end in time");
             node.note_drive_read(drive, false);
             return (wanted, None);
