@@ -1,8 +1,8 @@
 //! HTTP/1.1 as bytes: request heads in, response heads out, and the framing of request bodies.
 //!
 //! Strict where leniency lets two readers of one connection disagree about where a request ends: CRLF only, no
-//! folded lines, one length, one host, no space before a colon. A head is copied once and indexed by offsets,
-//! so a request costs one allocation however many headers it has. Nothing here reads a socket, and nothing
+//! folded lines, one length, one host, no space before a colon. A head is copied once, into room that can be used
+//! again, and indexed by offsets: however many headers it has, a request need not cost an allocation. Nothing here reads a socket, and nothing
 //! here knows S3: what a path or header means is left to `dialect` and `auth`.
 #![forbid(unsafe_code)]
 
@@ -111,7 +111,7 @@ pub struct RequestHead {
     pub expect_continue: bool,
     /// The client wants to send another request on this connection.
     pub keep_alive: bool,
-    bytes: Box<[u8]>,
+    bytes: Vec<u8>,
     path: Span,
     query: Option<Span>,
     host: Option<Span>,
@@ -182,9 +182,22 @@ impl HeadError {
 /// # Errors
 /// [`HeadError`] as soon as the bytes at hand cannot become a good head any more.
 pub fn parse_head(buffer: &[u8], limits: &HeadLimits) -> Result<HeadProgress, HeadError> {
+    parse_head_into(&mut Vec::new(), buffer, limits)
+}
+
+/// As [`parse_head`]; a whole head takes `room` along, whatever is in it, and has its bytes there.
+/// [`RequestHead::into_room`] gives it back.
+///
+/// # Errors
+/// As [`parse_head`].
+pub fn parse_head_into(
+    room: &mut Vec<u8>,
+    buffer: &[u8],
+    limits: &HeadLimits,
+) -> Result<HeadProgress, HeadError> {
     let bytes_max = limits.head_bytes_max.min(usize::from(u16::MAX));
     let window = &buffer[..buffer.len().min(bytes_max)];
-    match parse_window(window, limits) {
+    match parse_window(room, window, limits) {
         Ok(Some((head, used))) => Ok(HeadProgress::Whole { head, used }),
         Ok(None) if buffer.len() >= bytes_max => Err(HeadError::HeadTooLarge(bytes_max)),
         Ok(None) => Ok(HeadProgress::Partial),
@@ -193,6 +206,11 @@ pub fn parse_head(buffer: &[u8], limits: &HeadLimits) -> Result<HeadProgress, He
 }
 
 impl RequestHead {
+    /// The memory it was in, for the next head.
+    pub fn into_room(self) -> Vec<u8> {
+        self.bytes
+    }
+
     /// The path as sent, still percent-encoded; begins with `/`, or is `*` for OPTIONS.
     pub fn path(&self) -> &[u8] {
         self.path.of(&self.bytes)
@@ -331,7 +349,11 @@ macro_rules! step {
     };
 }
 
-fn parse_window(window: &[u8], limits: &HeadLimits) -> Result<Option<(RequestHead, usize)>, HeadError> {
+fn parse_window(
+    room: &mut Vec<u8>,
+    window: &[u8],
+    limits: &HeadLimits,
+) -> Result<Option<(RequestHead, usize)>, HeadError> {
     let mut cursor = Cursor { bytes: window, at: 0 };
     // Empty lines before a request are the remains of careless clients; RFC 9112 asks to pass over them.
     while cursor.peek() == Some(b'\r') {
@@ -391,6 +413,9 @@ fn parse_window(window: &[u8], limits: &HeadLimits) -> Result<Option<(RequestHea
     let target = split_target(bytes, target, &method)?;
     let meaning = read_fields(bytes, &fields, minor)?;
     let host = choose_host(bytes, target.authority, meaning.host, minor)?;
+    let mut room = std::mem::take(room);
+    room.clear();
+    room.extend_from_slice(bytes);
     let head = RequestHead {
         method,
         minor,
@@ -401,7 +426,7 @@ fn parse_window(window: &[u8], limits: &HeadLimits) -> Result<Option<(RequestHea
         query: target.query,
         host,
         fields,
-        bytes: bytes.into(),
+        bytes: room,
     };
     Ok(Some((head, skipped + used)))
 }

@@ -6,15 +6,17 @@
 //! himself. Listings are the origin's; nothing here reads or writes one.
 #![forbid(unsafe_code)]
 
+use std::borrow::Cow;
+
 use crate::http1::{BodyLength, ContentRange, DateText, ResponseHead};
 
-/// Which object a request means.
+/// Which object a request means. Borrowed from its path where that is not percent-encoded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Address {
+pub struct Address<'a> {
     /// Bucket, or the alias that stands for one.
-    pub bucket: Box<str>,
+    pub bucket: Cow<'a, str>,
     /// The key, decoded; 1 to 1,024 bytes of any kind.
-    pub key: Box<[u8]>,
+    pub key: Cow<'a, [u8]>,
 }
 
 /// Longest key, in bytes, as S3 has it.
@@ -45,21 +47,21 @@ impl AddressError {
     }
 }
 
-impl Address {
+impl<'a> Address<'a> {
     /// Reads the raw path of a path-style request, `/bucket/key`. `None` when there is no key: `/`, `/bucket`
     /// and `/bucket/`.
     ///
     /// # Errors
     /// [`AddressError`] when the path is badly encoded or bucket or key cannot exist.
-    pub fn parse(path: &[u8]) -> Result<Option<Self>, AddressError> {
-        let Some((bucket, key)) = split(path)? else { return Ok(None) };
+    pub fn parse(path: &'a [u8]) -> Result<Option<Self>, AddressError> {
+        let Some(Self { bucket, key }) = split(path)? else { return Ok(None) };
         if key.is_empty() {
             return Ok(None);
         }
         if key.len() > KEY_BYTES_MAX {
             return Err(AddressError::KeyTooLong);
         }
-        Ok(Some(Self { bucket, key: key.into() }))
+        Ok(Some(Self { bucket, key }))
     }
 }
 
@@ -67,23 +69,29 @@ impl Address {
 ///
 /// # Errors
 /// [`AddressError`] when the path is badly encoded or the bucket cannot exist.
-pub fn bucket_of(path: &[u8]) -> Result<Option<Box<str>>, AddressError> {
-    Ok(split(path)?.map(|(bucket, _)| bucket))
+pub fn bucket_of(path: &[u8]) -> Result<Option<Cow<'_, str>>, AddressError> {
+    Ok(split(path)?.map(|parts| parts.bucket))
 }
 
 /// Bucket and key of a path, the key perhaps empty.
-type Parts = (Box<str>, Vec<u8>);
-
-fn split(path: &[u8]) -> Result<Option<Parts>, AddressError> {
-    let mut decoded = percent_decode(path.strip_prefix(b"/").ok_or(AddressError::Encoding)?)
+fn split(path: &[u8]) -> Result<Option<Address<'_>>, AddressError> {
+    let decoded = percent_decode(path.strip_prefix(b"/").ok_or(AddressError::Encoding)?)
         .ok_or(AddressError::Encoding)?;
     if decoded.is_empty() {
         return Ok(None);
     }
-    let bucket_end = decoded.iter().position(|&byte| byte == b'/').unwrap_or(decoded.len());
-    let bucket = bucket_name(&decoded[..bucket_end]).ok_or(AddressError::Bucket)?.into();
-    decoded.drain(..decoded.len().min(bucket_end + 1));
-    Ok(Some((bucket, decoded)))
+    let end = decoded.iter().position(|&byte| byte == b'/').unwrap_or(decoded.len());
+    let behind = decoded.len().min(end + 1);
+    Ok(Some(match decoded {
+        Cow::Borrowed(decoded) => Address {
+            bucket: bucket_name(&decoded[..end]).ok_or(AddressError::Bucket)?.into(),
+            key: decoded[behind..].into(),
+        },
+        Cow::Owned(mut decoded) => Address {
+            bucket: bucket_name(&decoded[..end]).ok_or(AddressError::Bucket)?.to_owned().into(),
+            key: decoded.split_off(behind).into(),
+        },
+    }))
 }
 
 /// Wider than S3's own rule, because old buckets, other stores and aliases are; never a path of dots.
@@ -96,7 +104,10 @@ fn bucket_name(bytes: &[u8]) -> Option<&str> {
 }
 
 /// Takes `%XX` apart once; `None` when a `%` lacks its two digits.
-pub(crate) fn percent_decode(text: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn percent_decode(text: &[u8]) -> Option<Cow<'_, [u8]>> {
+    if !text.contains(&b'%') {
+        return Some(text.into());
+    }
     let mut decoded = Vec::with_capacity(text.len());
     let mut rest = text;
     while let [byte, tail @ ..] = rest {
@@ -109,7 +120,7 @@ pub(crate) fn percent_decode(text: &[u8]) -> Option<Vec<u8>> {
             decoded.push(*byte);
         }
     }
-    Some(decoded)
+    Some(decoded.into())
 }
 
 fn hex_value(digit: u8) -> Option<u8> {

@@ -28,7 +28,7 @@ use super::worker::WatchGuard;
 use crate::engine::{Outgoing, SLICES_MAX, Slice, Socket};
 use crate::http1::{
     BodyLength, HeadError, HeadLimits, HeadProgress, LAST_CHUNK, Method, RequestHead, ResponseHead,
-    parse_head, write_chunk_head,
+    parse_head_into, write_chunk_head,
 };
 use crate::metrics::{CloseReason, Counter, Limit, Outcome, StatusClass};
 use crate::origin::Body;
@@ -56,6 +56,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, socket: Socket, wire: &Wire) -> C
         guard: worker.watch(),
         buffer: Vec::with_capacity(BUFFER_BYTES),
         header: Vec::with_capacity(1024),
+        room: Vec::new(),
     };
     let Ended(reason) =
         if is_bare { Box::pin(connection.refuse_bare()).await } else { connection.exchanges().await };
@@ -86,6 +87,8 @@ pub(super) struct Connection {
     pub(super) buffer: Vec<u8>,
     /// The allocation for heads.
     header: Vec<u8>,
+    /// That for heads of requests, while none is answered.
+    room: Vec<u8>,
 }
 
 impl Connection {
@@ -110,6 +113,8 @@ impl Connection {
         let close = reply.close || !head.keep_alive || !is_finished || worker.node.is_draining();
         self.lingers = !is_finished || close && !self.buffer.is_empty();
         self.answer(&head, reply, close, &request_id).await?;
+        self.room = head.into_room();
+        self.room.shrink_to(HEADER_BYTES_KEPT);
         if !close {
             return Ok(());
         }
@@ -128,7 +133,7 @@ impl Connection {
         let mut deadline = Instant::now() + if self.buffer.is_empty() { idle } else { header };
         loop {
             if !self.buffer.is_empty() {
-                match parse_head(&self.buffer, &head_limits) {
+                match parse_head_into(&mut self.room, &self.buffer, &head_limits) {
                     Ok(HeadProgress::Whole { head, used }) => {
                         self.buffer.drain(..used);
                         return Ok(head);

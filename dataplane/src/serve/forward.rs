@@ -21,7 +21,7 @@ use crate::peer::{self, Changed, Forget, OURS};
 use crate::resolve;
 
 /// A read that is not answered from here.
-pub(super) fn of_read(head: &RequestHead, target: &ReadTarget) -> ForwardTarget {
+pub(super) fn of_read(head: &RequestHead, target: &ReadTarget<'_>) -> ForwardTarget {
     ForwardTarget {
         accelerator: target.accelerator,
         changes: Changes::Nothing,

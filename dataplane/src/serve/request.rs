@@ -6,6 +6,7 @@
 //! what was read meanwhile may be older than the write.
 #![forbid(unsafe_code)]
 
+use std::borrow::Cow;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,20 +62,20 @@ pub(super) async fn answer(
 /// What to do about a request.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "moved once a request; a box would be an allocation")]
-enum Route {
+enum Route<'a> {
     /// Answer this.
     Reply(Reply),
     /// Read an object: [`read`].
-    Read(ReadTarget),
+    Read(ReadTarget<'a>),
     /// Hand it to the origin: [`super::forward`].
     Forward(ForwardTarget),
 }
 
 /// A read that may be answered from here.
 #[derive(Debug)]
-pub(crate) struct ReadTarget {
+pub(crate) struct ReadTarget<'a> {
     pub(crate) accelerator: u16,
-    pub(crate) key: Box<[u8]>,
+    pub(crate) key: Cow<'a, [u8]>,
     /// Who may be asked for what is not here.
     pub(crate) reach: Reach,
 }
@@ -103,7 +104,7 @@ pub(crate) enum Changes {
 }
 
 /// Who asks, and for what.
-fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Route {
+fn route<'a>(worker: &Worker, head: &'a RequestHead, request_id: &str) -> Route<'a> {
     let refuse = |status, code: &str, message: &str| {
         Route::Reply(Reply::error(status, code, message, head.path(), request_id))
     };
@@ -130,7 +131,7 @@ fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Route {
     let (bucket, key) = match Address::parse(head.path()) {
         Ok(Some(address)) => (address.bucket, address.key),
         Ok(None) => match bucket_of(head.path()) {
-            Ok(Some(bucket)) => (bucket, Box::default()),
+            Ok(Some(bucket)) => (bucket, Cow::default()),
             Ok(None) => {
                 let names: Vec<_> = served.all().map(|(_, known)| &*known.name).collect();
                 let message =
@@ -149,7 +150,7 @@ fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Route {
         };
         return match forget {
             Some(what) => {
-                forward::forget_here(&worker.node, &bound.target, *what, key);
+                forward::forget_here(&worker.node, &bound.target, *what, key.into());
                 Route::Reply(Reply::new(204, Payload::None))
             }
             None if worker.node.revision_taken() < *revision => refuse(
@@ -193,12 +194,12 @@ fn route(worker: &Worker, head: &RequestHead, request_id: &str) -> Route {
     Route::Forward(ForwardTarget { accelerator, changes: changes(head, key, target.is_signed()), path })
 }
 
-fn changes(head: &RequestHead, key: Box<[u8]>, is_s3: bool) -> Changes {
+fn changes(head: &RequestHead, key: Cow<'_, [u8]>, is_s3: bool) -> Changes {
     if matches!(head.method, Method::Get | Method::Head | Method::Options) {
         return Changes::Nothing;
     }
     if !key.is_empty() {
-        return Changes::Object(key);
+        return Changes::Object(key.into());
     }
     // Only of S3 is it known what its requests about a bucket do.
     if !is_s3 {
@@ -244,7 +245,7 @@ enum Read {
 }
 
 /// Answers a read.
-async fn read(worker: &Rc<Worker>, head: &RequestHead, target: &ReadTarget, request_id: &str) -> Read {
+async fn read(worker: &Rc<Worker>, head: &RequestHead, target: &ReadTarget<'_>, request_id: &str) -> Read {
     let now = Instant::now();
     let Some(decision) = worker.decide(target.accelerator, &target.key, now) else {
         return Read::Reply(failed(ResolveFailure::Removed, head, request_id));

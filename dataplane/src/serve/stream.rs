@@ -258,9 +258,12 @@ impl ObjectStream {
 
     /// Asks for what comes behind `offset`, while it is on a drive too, and memory is there that nobody waits for.
     fn ask_ahead(&mut self, offset: u64) {
-        let node = Arc::clone(&self.worker.node);
         let end_of = |reading: &Reading| reading.at + reading.wanted.piece.within.len() as u64;
         let mut at = self.reads.back().map_or(offset, end_of);
+        if at == self.range.end() {
+            return;
+        }
+        let node = Arc::clone(&self.worker.node);
         let mut bytes: usize = self.reads.iter().map(|reading| reading.wanted.bounds.padded_len()).sum();
         while self.reads.len() < AHEAD_READS
             && let Some(piece) = self.piece_at(at)

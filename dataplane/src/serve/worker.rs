@@ -383,10 +383,10 @@ impl Worker {
     }
 
     /// A name for a request, unique in this process.
-    pub(super) fn request_id(&self) -> String {
+    pub(super) fn request_id(&self) -> RequestId {
         let number = self.requests.get() + 1;
         self.requests.set(number);
-        format!("{:02X}{:014X}", self.index, number)
+        RequestId::new(self.index, number)
     }
 
     /// True once in [`RAM_SAMPLE`] calls.
@@ -497,6 +497,26 @@ impl Here {
         }
         self.peers.renew(served.cluster.as_deref());
         (Self { served, origins, peers: Rc::clone(&self.peers) }, unopened)
+    }
+}
+
+/// The name of a request: two hexadecimal digits of its worker, fourteen of its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RequestId([u8; 16]);
+
+impl RequestId {
+    fn new(worker: usize, number: u64) -> Self {
+        let word = (worker as u64) << 56 | number & (u64::MAX >> 8);
+        let digit = |at: usize| b"0123456789ABCDEF"[(word >> (60 - 4 * at)) as usize & 15];
+        Self(std::array::from_fn(digit))
+    }
+}
+
+impl std::ops::Deref for RequestId {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        std::str::from_utf8(&self.0).expect("digits")
     }
 }
 
@@ -624,6 +644,12 @@ mod tests {
 
     fn origin(here: &Here, name: &str) -> Option<Rc<Origin>> {
         here.origins[usize::from(here.find(name).expect("served").0)].origin()
+    }
+
+    #[test]
+    fn requests_are_named_by_their_worker_and_number() {
+        assert_eq!(&*RequestId::new(1, 0x2a), "010000000000002A");
+        assert_eq!(&*RequestId::new(0xfe, u64::MAX >> 8), "FEFFFFFFFFFFFFFF");
     }
 
     #[test]
