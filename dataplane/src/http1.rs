@@ -1,8 +1,8 @@
 //! HTTP/1.1 as bytes: request heads in, response heads out, and the framing of request bodies.
 //!
 //! Strict where leniency lets two readers of one connection disagree about where a request ends: CRLF only, no
-//! folded lines, one length, one host, no space before a colon. A head is copied once, into room that can be used
-//! again, and indexed by offsets: however many headers it has, a request need not cost an allocation. Nothing here reads a socket, and nothing
+//! folded lines, one length, one host, no space before a colon. A head keeps the memory
+//! into which it was received, indexed by offsets: however many headers it has, it costs neither a copy nor an allocation. Nothing here reads a socket, and nothing
 //! here knows S3: what a path or header means is left to `dialect` and `auth`.
 #![forbid(unsafe_code)]
 
@@ -182,31 +182,62 @@ impl HeadError {
 /// # Errors
 /// [`HeadError`] as soon as the bytes at hand cannot become a good head any more.
 pub fn parse_head(buffer: &[u8], limits: &HeadLimits) -> Result<HeadProgress, HeadError> {
-    parse_head_into(&mut Vec::new(), buffer, limits)
+    let window = window(buffer, limits);
+    Ok(match whole(parse_window(window, limits), buffer, limits)? {
+        None => HeadProgress::Partial,
+        Some(Parsed { mut head, skipped, used }) => {
+            head.bytes = window[skipped..used].to_vec();
+            HeadProgress::Whole { head, used }
+        }
+    })
 }
 
-/// As [`parse_head`]; a whole head takes `room` along, whatever is in it, and has its bytes there.
-/// [`RequestHead::into_room`] gives it back.
+/// Takes a whole head from the start of `buffer`, with the allocation it lies in; what follows stays, in another one.
+/// `None` when more bytes are needed. [`RequestHead::into_room`] gives the allocation back.
 ///
 /// # Errors
 /// As [`parse_head`].
-pub fn parse_head_into(
-    room: &mut Vec<u8>,
+pub fn take_head(buffer: &mut Vec<u8>, limits: &HeadLimits) -> Result<Option<RequestHead>, HeadError> {
+    let parsed = parse_window(window(buffer, limits), limits);
+    Ok(whole(parsed, buffer, limits)?.map(|Parsed { mut head, skipped, used }| {
+        let rest = buffer.split_off(used);
+        head.bytes = std::mem::replace(buffer, rest);
+        head.bytes.drain(..skipped);
+        head
+    }))
+}
+
+fn window<'a>(buffer: &'a [u8], limits: &HeadLimits) -> &'a [u8] {
+    &buffer[..buffer.len().min(head_bytes_max(limits))]
+}
+
+fn head_bytes_max(limits: &HeadLimits) -> usize {
+    limits.head_bytes_max.min(usize::from(u16::MAX))
+}
+
+/// What is no whole head within the limit never becomes one.
+fn whole(
+    parsed: Result<Option<Parsed>, HeadError>,
     buffer: &[u8],
     limits: &HeadLimits,
-) -> Result<HeadProgress, HeadError> {
-    let bytes_max = limits.head_bytes_max.min(usize::from(u16::MAX));
-    let window = &buffer[..buffer.len().min(bytes_max)];
-    match parse_window(room, window, limits) {
-        Ok(Some((head, used))) => Ok(HeadProgress::Whole { head, used }),
-        Ok(None) if buffer.len() >= bytes_max => Err(HeadError::HeadTooLarge(bytes_max)),
-        Ok(None) => Ok(HeadProgress::Partial),
-        Err(error) => Err(error),
+) -> Result<Option<Parsed>, HeadError> {
+    match parsed {
+        Ok(None) if buffer.len() >= head_bytes_max(limits) => {
+            Err(HeadError::HeadTooLarge(head_bytes_max(limits)))
+        }
+        parsed => parsed,
     }
 }
 
+/// A head that was understood and has no bytes yet: `used` of the window are its own, but for the first `skipped`.
+struct Parsed {
+    head: RequestHead,
+    skipped: usize,
+    used: usize,
+}
+
 impl RequestHead {
-    /// The memory it was in, for the next head.
+    /// The memory it lies in, for the next head.
     pub fn into_room(self) -> Vec<u8> {
         self.bytes
     }
@@ -349,11 +380,7 @@ macro_rules! step {
     };
 }
 
-fn parse_window(
-    room: &mut Vec<u8>,
-    window: &[u8],
-    limits: &HeadLimits,
-) -> Result<Option<(RequestHead, usize)>, HeadError> {
+fn parse_window(window: &[u8], limits: &HeadLimits) -> Result<Option<Parsed>, HeadError> {
     let mut cursor = Cursor { bytes: window, at: 0 };
     // Empty lines before a request are the remains of careless clients; RFC 9112 asks to pass over them.
     while cursor.peek() == Some(b'\r') {
@@ -413,9 +440,6 @@ fn parse_window(
     let target = split_target(bytes, target, &method)?;
     let meaning = read_fields(bytes, &fields, minor)?;
     let host = choose_host(bytes, target.authority, meaning.host, minor)?;
-    let mut room = std::mem::take(room);
-    room.clear();
-    room.extend_from_slice(bytes);
     let head = RequestHead {
         method,
         minor,
@@ -426,9 +450,9 @@ fn parse_window(
         query: target.query,
         host,
         fields,
-        bytes: room,
+        bytes: Vec::new(),
     };
-    Ok(Some((head, skipped + used)))
+    Ok(Some(Parsed { head, skipped, used: skipped + used }))
 }
 
 const METHOD_BYTES_MAX: usize = 32;

@@ -6,6 +6,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,7 +49,7 @@ fn engine(name: &str) -> Engine {
 }
 
 /// A worker of a node that serves `/data`.
-fn worker(engine: Engine) -> std::rc::Rc<Worker> {
+fn worker(engine: Engine) -> Rc<Worker> {
     let spec: AcceleratorSpec = "data=http://origin,freshness=immutable".parse().expect("an accelerator");
     let settings = Settings { accelerator: vec![spec.clone()], ..Settings::default() };
     let config = Config::load(settings, &|_| None, &HostFacts::probe()).expect("a configuration");
@@ -99,10 +100,8 @@ fn allocations_of(name: &str, request: &str, length: usize) -> u64 {
     accepted.set_nonblocking(true).expect("set");
     accepted.set_nodelay(true).expect("set");
     let worker = runtime.block_on(async { worker(engine(name)) });
-    let serving = runtime.block_on(async {
-        let socket = worker.engine.adopt(accepted.into()).expect("adopted");
-        tokio::task::spawn_local(std::rc::Rc::clone(&worker).serve(socket, Wire::Plain))
-    });
+    let socket = runtime.block_on(async { worker.engine.adopt(accepted.into()).expect("adopted") });
+    let serving = runtime.spawn_local(Rc::clone(&worker).serve(socket, Wire::Plain));
     let asked = |stream: TcpStream, count| {
         let request = request.to_owned();
         runtime.block_on(async {

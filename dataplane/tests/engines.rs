@@ -136,6 +136,107 @@ fn bytes_come_and_go_with_header_and_slices_in_order() {
     });
 }
 
+/// Waits for the first bytes of a request, as an idle connection does.
+async fn first(engine: &Engine, socket: &Socket) -> Vec<u8> {
+    let (received, bytes) = engine.recv_first(socket, || Vec::with_capacity(8 << 10)).await;
+    assert_eq!(received.expect("received"), bytes.len());
+    bytes
+}
+
+#[test]
+fn first_bytes_come_into_room_that_is_made_when_they_are_there() {
+    on_both(|engine| async move {
+        let (socket, mut peer) = connect(&engine).await;
+        let has_room = Rc::new(std::cell::Cell::new(false));
+        let made = Rc::clone(&has_room);
+        let mut waiting = std::pin::pin!(engine.recv_first(&socket, || {
+            made.set(true);
+            let mut room = Vec::with_capacity(64);
+            room.extend_from_slice(b"before, ");
+            room
+        }));
+        tokio::select! {
+            _ = &mut waiting => panic!("nothing was sent"),
+            () = tokio::time::sleep(Duration::from_millis(20)) => assert!(!has_room.get()),
+        }
+        peer.write_all(b"behind").expect("sent");
+        let (received, bytes) = waiting.await;
+        assert_eq!((received.expect("received"), &bytes[..]), (6, &b"before, behind"[..]));
+        drop(peer);
+        assert_eq!(first(&engine, &socket).await, b"", "the end of the stream");
+    });
+}
+
+/// The kernel's buffers are fewer and smaller: who finds none receives all the same, and what does not fit comes next.
+#[test]
+fn more_connections_and_bytes_than_there_are_buffers_lose_nothing() {
+    on_both(|engine| async move {
+        let mut pairs = Vec::new();
+        for _ in 0..200 {
+            pairs.push(connect(&engine).await);
+        }
+        for round in 0..3_u8 {
+            let waiting: Vec<_> = pairs
+                .drain(..)
+                .map(|(socket, peer)| {
+                    let engine = engine.clone();
+                    let task = tokio::task::spawn_local(async move {
+                        let mut got = first(&engine, &socket).await;
+                        while got.len() < 6000 {
+                            let (more, back) = engine.recv(&socket, got).await;
+                            assert!(more.expect("received") > 0);
+                            got = back;
+                        }
+                        (socket, got)
+                    });
+                    (task, peer)
+                })
+                .collect();
+            tokio::task::yield_now().await;
+            let mut waiting = waiting;
+            for (number, (_, peer)) in waiting.iter_mut().enumerate() {
+                peer.write_all(&[round ^ number as u8; 6000]).expect("sent");
+            }
+            for (number, (task, peer)) in waiting.into_iter().enumerate() {
+                let (socket, got) = task.await.expect("ended");
+                assert!(got == [round ^ number as u8; 6000], "connection {number}, round {round}");
+                pairs.push((socket, peer));
+            }
+        }
+    });
+}
+
+/// A buffer that came for a receive which was given up meanwhile is the kernel's again: there are only a few dozen.
+#[test]
+fn receives_that_are_given_up_lose_no_buffers() {
+    on_both(|engine| async move {
+        for number in 0..400_u16 {
+            let (socket, mut peer) = connect(&engine).await;
+            {
+                let mut waiting = std::pin::pin!(engine.recv_first(&socket, Vec::new));
+                let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+                assert!(waiting.as_mut().poll(&mut context).is_pending());
+                if number % 2 == 0 {
+                    tokio::task::yield_now().await;
+                }
+                peer.write_all(b"nobody wants it").expect("sent");
+                // Submitted, answered, and not looked at.
+                tokio::task::yield_now().await;
+            }
+            drop(socket);
+        }
+        let chosen = |engine: &Engine| match engine {
+            Engine::Uring(ring) => Some(ring.counts().chosen),
+            _ => None,
+        };
+        let before = chosen(&engine);
+        let (socket, mut peer) = connect(&engine).await;
+        peer.write_all(b"hello").expect("sent");
+        assert_eq!(first(&engine, &socket).await, b"hello");
+        assert_eq!(chosen(&engine), before.map(|before| before + 1), "there was a buffer left");
+    });
+}
+
 #[test]
 fn an_interrupted_send_counts_what_left_and_goes_on_later() {
     let arena = arena();

@@ -335,6 +335,24 @@ impl Engine {
         }
     }
 
+    /// Waits for bytes, holding no memory, and receives the first of them behind what is in `room`'s buffer, which is made
+    /// when they are there and must have room; 0 is the end of the stream, with or without a buffer.
+    ///
+    /// # Errors
+    /// As recv(2).
+    pub async fn recv_first(
+        &self,
+        socket: &Socket,
+        room: impl FnOnce() -> Vec<u8>,
+    ) -> (io::Result<usize>, Vec<u8>) {
+        match (self, socket) {
+            (Self::Uring(ring), Socket::Uring(socket)) => ring.recv_first(socket, room).await,
+            (Self::Portable(_), Socket::Portable(socket)) => socket.recv_first(room).await,
+            (Self::Scripted(_), Socket::Scripted(socket)) => socket.recv(room()).await,
+            _ => (Err(foreign()), Vec::new()),
+        }
+    }
+
     /// Sends header and slices, by reference where the bytes are hot, and gives back what has not left. Something is
     /// left when `watch` was interrupted or the connection broke half-way; if it broke, the next send says so.
     ///

@@ -107,6 +107,14 @@ impl PortableSocket {
         (received, buffer)
     }
 
+    pub(super) async fn recv_first(&self, room: impl FnOnce() -> Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+        match self.inner.readable().await {
+            Ok(mut guard) => guard.retain_ready(),
+            Err(error) => return (Err(error), Vec::new()),
+        }
+        self.recv(room()).await
+    }
+
     pub(super) async fn send(
         &self,
         mut outgoing: Outgoing,

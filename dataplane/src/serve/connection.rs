@@ -27,13 +27,13 @@ use super::stream::ObjectStream;
 use super::worker::WatchGuard;
 use crate::engine::{Outgoing, SLICES_MAX, Slice, Socket};
 use crate::http1::{
-    BodyLength, HeadError, HeadLimits, HeadProgress, LAST_CHUNK, Method, RequestHead, ResponseHead,
-    parse_head_into, write_chunk_head,
+    BodyLength, HeadError, HeadLimits, LAST_CHUNK, Method, RequestHead, ResponseHead, take_head,
+    write_chunk_head,
 };
 use crate::metrics::{CloseReason, Counter, Limit, Outcome, StatusClass};
 use crate::origin::Body;
 
-/// Room for requests that is made at first; a head that needs more gets it, up to the limit.
+/// Room that is made where there is none left: for a body, or for the rest of a head, up to the limit.
 const BUFFER_BYTES: usize = 16 << 10;
 /// A larger allocation for heads is not kept: a relayed body has been in it.
 const HEADER_BYTES_KEPT: usize = 16 << 10;
@@ -54,9 +54,8 @@ pub(super) async fn serve(worker: &Rc<Worker>, socket: Socket, wire: &Wire) -> C
         link,
         lingers: false,
         guard: worker.watch(),
-        buffer: Vec::with_capacity(BUFFER_BYTES),
-        header: Vec::with_capacity(1024),
-        room: Vec::new(),
+        buffer: Vec::new(),
+        header: Vec::new(),
     };
     let Ended(reason) =
         if is_bare { Box::pin(connection.refuse_bare()).await } else { connection.exchanges().await };
@@ -85,10 +84,8 @@ pub(super) struct Connection {
     guard: WatchGuard,
     /// Bytes received and not yet understood: the rest of a head, a body, or further requests.
     pub(super) buffer: Vec<u8>,
-    /// The allocation for heads.
+    /// The allocation for heads of answers.
     header: Vec<u8>,
-    /// That for heads of requests, while none is answered.
-    room: Vec<u8>,
 }
 
 impl Connection {
@@ -113,8 +110,10 @@ impl Connection {
         let close = reply.close || !head.keep_alive || !is_finished || worker.node.is_draining();
         self.lingers = !is_finished || close && !self.buffer.is_empty();
         self.answer(&head, reply, close, &request_id).await?;
-        self.room = head.into_room();
-        self.room.shrink_to(HEADER_BYTES_KEPT);
+        if self.buffer.capacity() == 0 {
+            self.buffer = head.into_room();
+            self.buffer.clear();
+        }
         if !close {
             return Ok(());
         }
@@ -133,17 +132,19 @@ impl Connection {
         let mut deadline = Instant::now() + if self.buffer.is_empty() { idle } else { header };
         loop {
             if !self.buffer.is_empty() {
-                match parse_head_into(&mut self.room, &self.buffer, &head_limits) {
-                    Ok(HeadProgress::Whole { head, used }) => {
-                        self.buffer.drain(..used);
-                        return Ok(head);
-                    }
-                    Ok(HeadProgress::Partial) => {}
+                match take_head(&mut self.buffer, &head_limits) {
+                    Ok(Some(head)) => return Ok(head),
+                    Ok(None) => {}
                     Err(error) => return Box::pin(self.refuse_head(error)).await,
                 }
             }
             let was_empty = self.buffer.is_empty();
-            match self.receive_until(deadline, was_empty).await? {
+            let received = if was_empty {
+                self.receive_first(deadline).await?
+            } else {
+                self.receive_until(deadline).await?
+            };
+            match received {
                 0 if was_empty => return Err(Ended(CloseReason::Client)),
                 0 => return Err(Ended(CloseReason::Receive)),
                 _ if was_empty => deadline = Instant::now() + header,
@@ -152,36 +153,49 @@ impl Connection {
         }
     }
 
-    /// Receives more, up to the room there is; 0 is the end of the stream. An idle connection also ends when the
-    /// worker drains.
-    async fn receive_until(&mut self, deadline: Instant, idle: bool) -> Result<usize, Ended> {
-        if self.buffer.len() == self.buffer.capacity() {
-            self.buffer.reserve(BUFFER_BYTES);
-        }
-        let buffer = std::mem::take(&mut self.buffer);
+    /// Receives the first bytes of a request; 0 is the end of the stream. Until they come the connection is idle: it holds
+    /// no memory, and ends when the worker drains.
+    async fn receive_first(&mut self, deadline: Instant) -> Result<usize, Ended> {
         let worker = Rc::clone(&self.worker);
+        worker.rooms.give(std::mem::take(&mut self.buffer));
+        worker.rooms.give(std::mem::take(&mut self.header));
         let received = timeout_at(deadline, async {
             tokio::select! {
                 biased;
-                received = self.link.recv(&worker, buffer) => Some(received),
-                () = worker.drained(), if idle => None,
+                received = self.link.recv_first(&worker) => Some(received),
+                () = worker.drained() => None,
             }
         });
         match received.await {
             Ok(Some((result, buffer))) => {
-                self.buffer = buffer;
+                (self.buffer, self.header) = (buffer, worker.rooms.take());
                 result.map_err(|_| Ended(CloseReason::Receive))
             }
             Ok(None) => Err(Ended(CloseReason::Drain)),
-            Err(_) if idle => Err(Ended(CloseReason::Idle)),
-            Err(_) => Err(Ended(CloseReason::HeadTimeout)),
+            Err(_) => Err(Ended(CloseReason::Idle)),
         }
+    }
+
+    /// Receives more, up to the room there is; 0 is the end of the stream.
+    async fn receive_until(&mut self, deadline: Instant) -> Result<usize, Ended> {
+        if self.buffer.len() == self.buffer.capacity() {
+            self.buffer.reserve(BUFFER_BYTES);
+        }
+        let buffer = std::mem::take(&mut self.buffer);
+        let Ok((result, buffer)) = timeout_at(deadline, self.link.recv(&self.worker, buffer)).await else {
+            return Err(Ended(CloseReason::HeadTimeout));
+        };
+        self.buffer = buffer;
+        result.map_err(|_| Ended(CloseReason::Receive))
     }
 
     /// Receives more of a request body; false at the end of the stream.
     pub(super) async fn receive_body(&mut self) -> Result<bool, Ended> {
         let deadline = Instant::now() + self.worker.node.limits.request_deadline;
-        Ok(self.receive_until(deadline, false).await? > 0)
+        if self.buffer.is_empty() {
+            self.buffer.reserve(BUFFER_BYTES);
+        }
+        Ok(self.receive_until(deadline).await? > 0)
     }
 
     async fn refuse_head(&mut self, error: HeadError) -> Result<RequestHead, Ended> {

@@ -10,7 +10,6 @@
 //! is the caller's business; here the session is deaf or mute from then on, and says so.
 #![forbid(unsafe_code)]
 
-use std::cell::RefCell;
 use std::io::{self, BufRead, Write};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,6 +18,7 @@ use rustls::{HandshakeKind, ServerConfig, ServerConnection};
 use tokio::time::timeout;
 
 use super::Worker;
+use super::spares::Spares;
 use super::worker::HeldCiphertext;
 use crate::engine::{Outgoing, SendWatch, Socket};
 use crate::metrics::{CloseReason, Counter, Handshake};
@@ -45,22 +45,9 @@ const INCOMING_BYTES: usize = 16 << 10;
 /// Buffers for ciphertext that a worker keeps for its next sends.
 const SPARES_MAX: usize = 16;
 
-/// Buffers for ciphertext between two sends.
-#[derive(Debug, Default)]
-pub(super) struct Spares(RefCell<Vec<Vec<u8>>>);
-
-impl Spares {
-    fn take(&self) -> Vec<u8> {
-        self.0.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(SEALED_BYTES_MAX))
-    }
-
-    fn give(&self, mut buffer: Vec<u8>) {
-        let mut spares = self.0.borrow_mut();
-        if spares.len() < SPARES_MAX && buffer.capacity() >= SEALED_BYTES_MAX {
-            buffer.clear();
-            spares.push(buffer);
-        }
-    }
+/// A worker's buffers for ciphertext.
+pub(super) fn ciphertext_spares() -> Spares {
+    Spares::new(SEALED_BYTES_MAX, SPARES_MAX)
 }
 
 /// One connection's way to its peer.
@@ -135,6 +122,14 @@ impl Link {
             Self::Plain(socket) => worker.engine.recv(socket, buffer).await,
             // Boxed, here and below: bare sockets would carry its state along.
             Self::Tls(tls) => Box::pin(tls.recv(worker, buffer)).await,
+        }
+    }
+
+    /// Waits for the first bytes of a request, holding no memory on a bare socket; they come in a buffer of the worker's.
+    pub(super) async fn recv_first(&mut self, worker: &Worker) -> (io::Result<usize>, Vec<u8>) {
+        match self {
+            Self::Plain(socket) => worker.engine.recv_first(socket, || worker.rooms.take()).await,
+            Self::Tls(tls) => Box::pin(tls.recv(worker, worker.rooms.take())).await,
         }
     }
 

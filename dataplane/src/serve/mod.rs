@@ -16,6 +16,7 @@ mod reading;
 mod reply;
 mod request;
 mod run;
+mod spares;
 mod stream;
 mod worker;
 

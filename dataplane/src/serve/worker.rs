@@ -17,7 +17,8 @@ use slab::Slab;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use super::link::{Spares, Wire};
+use super::link::{Wire, ciphertext_spares};
+use super::spares::Spares;
 use super::stream::RAM_SAMPLE;
 use super::{connection, prewarm};
 use crate::agent::Job;
@@ -40,6 +41,10 @@ const HOLD_TICKS: u32 = 10;
 /// Bodies of deletions, of at most [`BODY_BYTES_MAX`](crate::dialect::changes::BODY_BYTES_MAX) each, that a worker holds
 /// at a time.
 const DELETIONS_HELD_MAX: usize = 4;
+/// Room for the head of a request or an answer, bytes. It grows with what is in it, up to the limit of a head.
+const ROOM_BYTES: usize = 8 << 10;
+/// Rooms that are kept while no connection needs them, two for each that is busy.
+const ROOMS_MAX: usize = 128;
 /// Pause after an accept that failed, so that a full table of files does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -151,7 +156,10 @@ pub struct Worker {
     deletions: Cell<usize>,
     /// Ciphertext that waits for readers who pause, bytes.
     held_ciphertext: Cell<u64>,
+    /// For ciphertext.
     pub(super) spares: Spares,
+    /// For heads.
+    pub(super) rooms: Spares,
     /// What HTTP/1.1 says in `Alt-Svc`, and whether also in plain text.
     alt_svc: OnceCell<(Arc<str>, bool)>,
 }
@@ -198,7 +206,8 @@ impl Worker {
             pinning: Cell::new(0),
             deletions: Cell::new(0),
             held_ciphertext: Cell::new(0),
-            spares: Spares::default(),
+            spares: ciphertext_spares(),
+            rooms: Spares::new(ROOM_BYTES, ROOMS_MAX),
             alt_svc: OnceCell::new(),
         });
         task::spawn(sweep(Rc::downgrade(&worker)));

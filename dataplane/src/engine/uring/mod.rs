@@ -23,11 +23,13 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use self::operations::{Held, Key, NOBODY, Operations, SendFrame};
+use self::pool::Pool;
 use super::way::{self, Means, Path, Way};
 use super::{Outgoing, SLICES_MAX, SendPolicy, SendWatch, reference};
 use crate::arena::{Arena, LeaseMut};
 
 mod operations;
+mod pool;
 mod turn;
 
 /// Submission entries of one worker's ring; more are queued in user space.
@@ -73,6 +75,8 @@ pub struct RingCounts {
     pub overflows: u64,
     /// Completions that belonged to no operation.
     pub stale: u64,
+    /// Receives whose memory the kernel chose when there was something to receive.
+    pub chosen: u64,
     /// Operations in flight now.
     pub in_flight: u64,
     /// Bytes that the network holds now, zero-copy.
@@ -121,8 +125,13 @@ impl Ring {
         uring.submitter().register_eventfd(eventfd.as_raw_fd())?;
         // Older kernels do not know it; the default bound is large, not wrong.
         let _ = uring.submitter().register_iowq_max_workers(&mut HELPERS_MAX.clone());
+        let pool = Pool::register(&uring)
+            .inspect_err(
+                |error| tracing::debug!(%error, "no ring of buffers: idle connections hold their own"),
+            )
+            .ok();
         let ring = Rc::new(Self {
-            operations: RefCell::default(),
+            operations: RefCell::new(Operations::new(pool)),
             uring: RefCell::new(uring),
             backlog: RefCell::default(),
             read: RefCell::default(),
@@ -187,6 +196,7 @@ impl Ring {
             enters: self.enters.get(),
             overflows: u64::from(self.uring.borrow_mut().completion().overflow()),
             stale: operations.stale,
+            chosen: operations.chosen,
             in_flight: operations.in_flight() as u64,
             lent_bytes: operations.lent_bytes,
             copied_bytes: operations.copied_bytes,
@@ -233,6 +243,39 @@ impl Ring {
             }
         }
         unreachable!("the loop returns")
+    }
+
+    /// The first bytes of something, appended to what `room` makes when they are there.
+    pub(super) async fn recv_first(
+        self: &Rc<Self>,
+        socket: &RingSocket,
+        room: impl FnOnce() -> Vec<u8>,
+    ) -> (io::Result<usize>, Vec<u8>) {
+        for _ in 0..super::REPEATS_MAX {
+            if self.operations.borrow().pool.is_none() {
+                break;
+            }
+            let recv = opcode::Recv::new(Fd(socket.fd), std::ptr::null_mut(), 0)
+                .buf_group(pool::GROUP)
+                .build()
+                .flags(squeue::Flags::BUFFER_SELECT);
+            let (result, held) = self.submit(Held::RecvFirst(None), |_| recv).await;
+            let Held::RecvFirst(buffer) = held else { unreachable!("just made") };
+            let received = count(result);
+            let Some(buffer) = buffer else {
+                match received {
+                    // All buffers are in use: there is something to receive.
+                    Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => break,
+                    Err(error) if super::says_nothing(&error) => continue,
+                    received => return (received, Vec::new()),
+                }
+            };
+            let mut bytes = room();
+            let len = *received.as_ref().unwrap_or(&0);
+            self.operations.borrow_mut().pool.as_mut().expect("just used").take(buffer, len, &mut bytes);
+            return (received, bytes);
+        }
+        self.recv(socket, room()).await
     }
 
     pub(super) async fn send(

@@ -18,6 +18,7 @@ use slab::Slab;
 
 use super::super::way::Path;
 use super::super::{Outgoing, SLICES_MAX};
+use super::pool::Pool;
 use crate::arena::LeaseMut;
 
 /// User data of operations whose completion nobody waits for.
@@ -48,6 +49,8 @@ pub(super) enum Held {
     Accept,
     Poll,
     Recv(Vec<u8>),
+    /// Any buffer of the pool; which one, once there is something in it.
+    RecvFirst(Option<u16>),
     Send(Box<SendFrame>),
     /// What a zero-copy send has left over, while the rest of it stays with the network.
     Rest(Outgoing),
@@ -101,6 +104,8 @@ pub(super) struct Operations {
     number: u32,
     /// Completions that matched no operation.
     pub(super) stale: u64,
+    /// Receives whose buffer the kernel chose.
+    pub(super) chosen: u64,
     /// Bytes that the network holds now, zero-copy.
     pub(super) lent_bytes: u64,
     /// Bytes sent zero-copy that the kernel has copied all the same.
@@ -108,9 +113,18 @@ pub(super) struct Operations {
     #[expect(clippy::vec_box, reason = "the kernel has the address of a frame")]
     frames: Vec<Box<SendFrame>>,
     headers: Vec<Vec<u8>>,
+    /// What idle connections receive into, if the kernel has it.
+    pub(super) pool: Option<Pool>,
 }
 
 impl Operations {
+    /// None yet; idle connections will receive into `pool`.
+    pub(super) fn new(pool: Option<Pool>) -> Self {
+        let mut operations = Self::default();
+        operations.pool = pool;
+        operations
+    }
+
     pub(super) fn insert(&mut self, held: Held) -> Key {
         // Never zero, so that no key equals NOBODY.
         self.number = self.number.wrapping_add(1).max(1);
@@ -167,6 +181,10 @@ impl Operations {
         };
         if cqueue::notif(flags) {
             return self.notify(key, result);
+        }
+        if let Held::RecvFirst(buffer) = &mut operation.held {
+            *buffer = cqueue::buffer_select(flags);
+            self.chosen += u64::from(buffer.is_some());
         }
         let is_lent = cqueue::more(flags);
         match std::mem::replace(&mut operation.state, State::Done(result, is_lent)) {
@@ -275,8 +293,14 @@ impl Operations {
         match self.slots.remove(key.index()).held {
             Held::Accept if result >= 0 => drop(accepted(result)),
             Held::Send(frame) => drop(self.unframe(frame)),
+            Held::RecvFirst(Some(buffer)) => self.give_buffer(buffer),
             _ => {}
         }
+    }
+
+    /// Gives a buffer of the pool back to the kernel, unread.
+    fn give_buffer(&mut self, buffer: u16) {
+        self.pool.as_mut().expect("it came from there").give(buffer);
     }
 
     fn end_lending(&mut self, frame: &mut SendFrame) {
