@@ -202,7 +202,7 @@ table! {
     WritesOffered = "forebay_store_writes_offered_total",
         "Pieces offered to the drives' writers.";
     WritesRefused { reason: WriteRefusal } = "forebay_store_writes_refused_total",
-        "Pieces that were not written to a drive, by reason; they stay in memory only.";
+        "Times that a piece was not taken for writing to a drive, by reason; queue_full: it is offered again while it is in memory.";
     WrittenBytes = "forebay_store_written_bytes_total",
         "Bytes written to drives.";
     RenewedPages = "forebay_arena_renewed_pages_total",
@@ -255,6 +255,8 @@ table! {
         "Memory set aside for each use, in bytes.";
     ReserveUsedBytes { reserve: Reserve } = "forebay_arena_reserve_used_bytes",
         "Memory now held for each use, in bytes.";
+    WritesPending = "forebay_store_writes_pending",
+        "Pieces in memory that are being written to a drive, or wait for room in its queue.";
     ControlRevision = "forebay_control_revision",
         "The control plane's state that the node holds; 0 for none.";
     ControlEpoch = "forebay_control_epoch",
@@ -357,6 +359,11 @@ impl Metrics {
     /// Takes over a total that is counted elsewhere, for the node as a whole.
     pub fn set_total(&self, counter: Counter, total: u64) {
         self.shared.counters[counter.cell()].store(total, Ordering::Relaxed);
+    }
+
+    /// Moves a gauge from any thread, with a locked instruction: for cold paths only.
+    pub fn adjust(&self, gauge: Gauge, change: i64) {
+        self.shared.gauges[gauge.cell()].fetch_add(change, Ordering::Relaxed);
     }
 
     /// Sets a gauge that the node has one of. Parts that workers adjusted are added to it.

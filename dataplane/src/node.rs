@@ -1,9 +1,10 @@
 //! What all workers of a node share: memory, table, drives, what is served, limits, numbers.
 #![forbid(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use forebay_control_api::Freshness;
@@ -13,7 +14,7 @@ use tokio::time::Instant;
 use crate::arena::{Arena, LEASE_BYTES_MAX, Lease};
 use crate::config::Limits;
 use crate::engine::scripted::ScriptedDrive;
-use crate::metrics::{Counter, Metrics, WriteRefusal};
+use crate::metrics::{Counter, Gauge, Metrics, WriteRefusal};
 use crate::policy::Decision;
 use crate::served::{Accelerator, Served};
 use crate::store::{Refused, Slot, Store};
@@ -21,6 +22,8 @@ use crate::table::{ObjectEntry, Table, TableLimits};
 
 /// Failed reads in a row after which a drive is retired.
 pub const DRIVE_FAILURES_MAX: u32 = 16;
+/// Pieces that are remembered because a full queue refused them; those beyond stay in memory only.
+const OWED_MAX: usize = 4096;
 
 /// One node.
 #[derive(Debug)]
@@ -50,6 +53,8 @@ pub struct Node {
     drive_failures: Box<[AtomicU32]>,
     /// Reads that each drive may have under way.
     drive_turns: Box<[Arc<Semaphore>]>,
+    /// What a full queue of a drive refused, in that order.
+    owed: Mutex<VecDeque<(Weak<ObjectEntry>, u32)>>,
     draining: AtomicBool,
     connections: AtomicU64,
     /// When the control plane was last heard, and for how long it may be silent; milliseconds, the first since `started`.
@@ -134,6 +139,7 @@ impl Node {
             served: Mutex::new(Arc::new(served)),
             drive_turns,
             drive_failures: (0..=u8::MAX).map(|_| AtomicU32::new(0)).collect(),
+            owed: Mutex::default(),
             draining: AtomicBool::new(false),
             connections: AtomicU64::new(0),
             heard_ms: AtomicU64::new(0),
@@ -245,8 +251,39 @@ impl Node {
         self.drive_failures[usize::from(drive)].load(Ordering::Relaxed) >= DRIVE_FAILURES_MAX
     }
 
-    /// Offers an extent in memory to the drives. Never blocks: what they cannot take stays in memory only.
+    /// Offers an extent in memory to the drives. Never blocks: what a full queue cannot take now is offered again by
+    /// [`Node::offer_owed`], while it is in memory.
     pub fn offer(&self, entry: &Arc<ObjectEntry>, extent: u32, lease: &Lease) {
+        if !self.try_offer(entry, extent, lease) {
+            let mut owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
+            if owed.len() < OWED_MAX {
+                owed.push_back((Arc::downgrade(entry), extent));
+                self.metrics.adjust(Gauge::WritesPending, 1);
+            }
+        }
+    }
+
+    /// Offers once more what a full queue refused, as much as it takes now.
+    pub fn offer_owed(&self) {
+        let next = || self.owed.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        while let Some((entry, extent)) = next() {
+            self.metrics.adjust(Gauge::WritesPending, -1);
+            let unwritten = entry.upgrade().and_then(|entry| Some((entry.unwritten(extent)?, entry)));
+            if let Some((lease, entry)) = unwritten
+                && !self.try_offer(&entry, extent, &lease)
+            {
+                self.owed
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push_front((Arc::downgrade(&entry), extent));
+                self.metrics.adjust(Gauge::WritesPending, 1);
+                return;
+            }
+        }
+    }
+
+    /// False if it should be offered again later.
+    fn try_offer(&self, entry: &Arc<ObjectEntry>, extent: u32, lease: &Lease) -> bool {
         let hold = {
             let entry = Arc::downgrade(entry);
             move |slot: Slot| {
@@ -264,20 +301,27 @@ impl Node {
             }
             Drives::Store(store) => {
                 self.metrics.bump(Counter::WritesOffered, 1);
+                self.metrics.adjust(Gauge::WritesPending, 1);
                 let metrics = Arc::clone(&self.metrics);
                 let bytes = lease.padded_len() as u64;
-                let done = Box::new(move |written: Result<Slot, _>| match written {
-                    Ok(slot) => {
-                        metrics.bump(Counter::WrittenBytes, bytes);
-                        hold(slot);
+                let done = Box::new(move |written: Result<Slot, _>| {
+                    match written {
+                        Ok(slot) => {
+                            metrics.bump(Counter::WrittenBytes, bytes);
+                            hold(slot);
+                        }
+                        Err(_) => metrics.bump(Counter::WritesRefused(WriteRefusal::Failed), 1),
                     }
-                    Err(_) => metrics.bump(Counter::WritesRefused(WriteRefusal::Failed), 1),
+                    metrics.adjust(Gauge::WritesPending, -1);
                 });
                 if let Err(refused) = store.offer(lease.clone(), done) {
+                    self.metrics.adjust(Gauge::WritesPending, -1);
                     self.metrics.bump(Counter::WritesRefused(refusal(refused)), 1);
+                    return refused != Refused::QueueFull;
                 }
             }
         }
+        true
     }
 
     /// Whether it finishes what it has and takes nothing new.
@@ -313,5 +357,80 @@ fn refusal(refused: Refused) -> WriteRefusal {
         Refused::QueueFull => WriteRefusal::QueueFull,
         Refused::Closed => WriteRefusal::Closed,
         _ => WriteRefusal::NoDrive,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::{ArenaOptions, Purpose};
+    use crate::auth::Keys;
+    use crate::config::{Config, HostFacts, Settings};
+    use crate::object::{HeaderRecord, ObjectFacts};
+    use crate::range::Grid;
+    use crate::store::{DriveSpec, StoreOptions, WriterEngine};
+    use crate::sums::BlockSums;
+    use crate::table::{Fill, ObjectKey, Whereabouts};
+
+    const MIB: usize = 1 << 20;
+
+    /// A piece that a full queue had refused stayed in memory only, however often it was asked for, and was downloaded
+    /// again when memory gave it up.
+    #[test]
+    fn what_a_full_queue_refused_is_written_later() {
+        let settings = Settings {
+            accelerator: vec!["data=http://origin".parse().expect("a spec")],
+            ..Settings::default()
+        };
+        let config = Config::load(settings, &|_| None, &HostFacts::probe()).expect("a configuration");
+        let folder = tempfile::tempdir().expect("a folder");
+        let spec = DriveSpec { path: folder.path().join("drive"), size: Some(512 << 20) };
+        // Room for one piece at a time.
+        let options = StoreOptions {
+            engine: WriterEngine::Portable,
+            body_bytes_max: MIB as u32,
+            queue_bytes: MIB as u64,
+            ..StoreOptions::default()
+        };
+        let store = Arc::new(Store::open(&[spec], options).expect("a drive"));
+        let arena =
+            Arena::build(ArenaOptions { bytes: 64 * MIB, reads_bytes: 8 * MIB, fills_bytes: 16 * MIB });
+        let node = Node::new(
+            arena.expect("memory"),
+            Drives::Store(Arc::clone(&store)),
+            Served::new([], Keys::new(true)),
+            Limits::derive(&config).expect("limits"),
+            Metrics::new(),
+        );
+        let facts = ObjectFacts {
+            etag: Some("\"a\"".into()),
+            size: 8 * MIB as u64,
+            last_modified: None,
+            record: HeaderRecord::default(),
+        };
+        let key = ObjectKey { accelerator: 0, path: (*b"object").into() };
+        let grid = Grid::new(MIB as u32).expect("a grid");
+        let entry = node.table.entry(key, facts, grid, Instant::now());
+        let run = Arc::new(());
+        for extent in 0..8 {
+            let fill: Arc<Fill> = entry.locate_or_fill(extent, MIB as u32, &run).expect_err("absent");
+            let mut lease = node.arena.grant(Purpose::Fill, MIB).expect("memory");
+            lease.append(&vec![extent as u8; MIB]);
+            let lease = lease.freeze();
+            let sums = BlockSums::of(lease.bytes(0..MIB), entry.version, extent);
+            assert!(entry.keep(&fill, &lease, sums));
+            node.offer(&entry, extent, &lease);
+        }
+        let refused = Counter::WritesRefused(WriteRefusal::QueueFull);
+        assert!(node.metrics.total(refused) > 0, "eight at once do not fit");
+        while node.metrics.level(Gauge::WritesPending) > 0 {
+            node.offer_owed();
+            std::thread::yield_now();
+        }
+        for extent in 0..8 {
+            assert!(entry.unwritten(extent).is_none(), "extent {extent} is on the drive too");
+            assert!(matches!(entry.locate(extent), Whereabouts::Ram(_)));
+        }
+        store.close();
     }
 }

@@ -733,6 +733,14 @@ impl ObjectEntry {
         drop(gone);
     }
 
+    /// An extent that is in memory and on no drive.
+    pub fn unwritten(&self, extent: u32) -> Option<Lease> {
+        match lock(&self.extents).get(&extent) {
+            Some(Extent { ram: Some(lease), slot: None, .. }) if self.is_current() => Some(lease.clone()),
+            _ => None,
+        }
+    }
+
     /// A fill has failed; the extent is absent again.
     pub fn abandon(&self, fill: &Arc<Fill>) {
         let mut extents = lock(&self.extents);

@@ -189,20 +189,29 @@ def through(tally, label, engine, kind, origin, objects, wanted, wanted_from_dri
     with house.Node(engine, origin, ["drive"], str(RAM_BYTES_MAX), drive_size="1GiB", tls="self-signed", cores=one) as node:
         reader = kind(node, "drive")
         https = kind(node, "drive", tls=True)
-        hold_on_drive(tally, label, reader, origin, objects)
+        hold_on_drive(tally, label, node, reader, origin, objects)
         from_drive(tally, label, [("", reader, reader), (" https", https, https)], origin, objects, wanted_from_drive)
 
 
-def hold_on_drive(tally, label, reader, origin, objects):
-    """Reads until the drive holds everything: a writer that is behind may let pieces go."""
+def hold_on_drive(tally, label, node, reader, origin, objects):
+    """Reads until the drive holds everything: memory may give pieces up that a writer who is behind has not taken.
+
+    A pass that asks the origin for nothing may have found some in memory that are not written yet; so one more, when
+    nothing waits for the writer any more, must ask for nothing either.
+    """
     held = False
+    is_settled = False
     for _ in range(20):
         before = origin.counts()["bodies"]
         for key, body, _ in reader.whole(list(objects)):
             tally.check(f"{label} while the drive fills {key}", body == objects[key])
-        held = origin.counts()["bodies"] == before
+        is_clean = origin.counts()["bodies"] == before
+        held = is_clean and is_settled
         if held:
             break
+        is_settled = is_clean
+        if is_settled:
+            node.until("nothing waits for the drive", lambda: node.metric("forebay_store_writes_pending") == 0 or None)
     tally.check(f"{label} the drive holds the whole set after 20 passes at most", held)
 
 

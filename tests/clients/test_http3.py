@@ -72,7 +72,7 @@ def a_drive(tally, engine, origin, large, wanted):
     """From a drive; and what HTTP/1.1 says of this door when nothing is said of it."""
     with house.Node(engine, origin, ["drive"], "64MiB", drive_size="1GiB", quic=True, tls="self-signed",
                     cores=house.cores(1)) as node:
-        hold_on_drive(tally, f"{engine} http3", Boto(node, "drive"), origin, large)
+        hold_on_drive(tally, f"{engine} http3", node, Boto(node, "drive"), origin, large)
         doors = [(" http3", http3.Ngtcp2(node, "drive"), http3.Aioquic(node, "drive"))]
         from_drive(tally, engine, doors, origin, large, wanted)
         ours = f'h3=":{node.quic.split(":")[1]}"; ma=3600'

@@ -475,6 +475,7 @@ impl Worker {
         let wall = SystemTime::now();
         self.wall.set(wall);
         self.date.set(date_text(wall));
+        self.node.offer_owed();
         let most = if self.is_pressed() { HOLD_TICKS_PRESSED } else { HOLD_TICKS };
         for (_, watch) in self.sends.borrow().iter() {
             if watch.begun().is_some_and(|begun| self.tick.get().wrapping_sub(begun) > most) {
