@@ -45,14 +45,15 @@ def is_agreed(expression):
         if words and words[0] == "WITH":
             words.pop(0)
             word = f"{word} WITH {words.pop(0)}"
-        return word in AGREED
+        return word.removesuffix("+") in AGREED  # or any later one: this one will do
 
     return any_of()
 
 
 def main():
     metadata = subprocess.run(
-        ["cargo", "metadata", "--format-version", "1", "--locked"], check=True, stdout=subprocess.PIPE, text=True
+        ["cargo", "metadata", "--format-version", "1", "--locked", "--all-features"],
+        check=True, stdout=subprocess.PIPE, text=True,
     )
     packages = json.loads(metadata.stdout)["packages"]
     strangers = [

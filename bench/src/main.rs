@@ -4,9 +4,9 @@
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand, ValueEnum as _};
-#[cfg(feature = "engines")]
-use forebay_bench::ceilings::disk;
 use forebay_bench::ceilings::net::{self, Plan};
+#[cfg(feature = "engines")]
+use forebay_bench::ceilings::{disk, engines};
 use forebay_bench::children::sibling;
 use forebay_bench::client::plain::OriginDoor;
 use forebay_bench::client::signing::KeySigner;
@@ -63,6 +63,16 @@ enum Command {
     /// The most that a drive gives; not in this build (feature `engines`)
     #[cfg(not(feature = "engines"))]
     Disk(NotBuilt),
+    /// The node's ring beside tokio-uring and glommio: the same answers from memory and from a drive
+    #[cfg(feature = "engines")]
+    Engines(EnginesArgs),
+    /// The node's ring beside other runtimes; not in this build (feature `engines`)
+    #[cfg(not(feature = "engines"))]
+    Engines(NotBuilt),
+    /// One of its servers
+    #[cfg(feature = "engines")]
+    #[command(hide = true)]
+    EnginesServe(EnginesServeArgs),
     /// A node beside nginx, Varnish, Traffic Server, Caddy, cachey and fio, on this machine
     Peers(PeersArgs),
 }
@@ -116,6 +126,77 @@ struct DiskArgs {
     /// Write the plan and every block as JSON; `-` is standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+/// A server that does as little as it can in each runtime, on one core, and this client on another: what accept, receive,
+/// direct read and send cost in each. No table, no sums. Each server is a process of its own, with its own bodies in memory; for the
+/// drive a file is made, and removed afterwards. As root it goes on in a network namespace of its own, in which nobody
+/// paces (reno), unless that is the machine's way anyhow.
+#[cfg(feature = "engines")]
+#[derive(clap::Args)]
+struct EnginesArgs {
+    /// Who answers
+    #[arg(
+        long,
+        value_name = "RUNTIME,...",
+        value_delimiter = ',',
+        value_enum,
+        default_value = "ours,ours-copied,tokio-uring,glommio"
+    )]
+    runtimes: Vec<engines::Runtime>,
+    /// Where the bodies are
+    #[arg(long, value_name = "STATE,...", value_delimiter = ',', value_enum, default_value = "hot,drive")]
+    states: Vec<engines::State>,
+    /// Bytes of the answers: multiples of 4 KiB up to 2 MiB
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = parse_read, default_value = "64KiB,1MiB")]
+    sizes: Vec<u64>,
+    /// Bytes of all bodies in the memory of each server; what fits into the processor's caches measures those
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256MiB")]
+    hot_set: u64,
+    /// Bytes of all bodies on the drive
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "2GiB")]
+    drive_set: u64,
+    /// Where the file of the drive's bodies goes
+    #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
+    folder: PathBuf,
+    /// Connections, each with one request under way
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=256))]
+    connections: u16,
+    /// About how long a block takes
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    block: Duration,
+    /// Blocks of each size, state and runtime
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// The servers' core [the first that this process may use]
+    #[arg(long, value_name = "CORE")]
+    server_cpu: Option<usize>,
+    /// The client's core [the last]
+    #[arg(long, value_name = "CORE")]
+    cpu: Option<usize>,
+    /// Write the plan and every block as JSON; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// No progress on standard error
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+#[cfg(feature = "engines")]
+#[derive(clap::Args)]
+struct EnginesServeArgs {
+    #[arg(long, value_enum)]
+    runtime: engines::Runtime,
+    #[arg(long)]
+    file: Option<PathBuf>,
+    #[arg(long)]
+    size: u64,
+    #[arg(long)]
+    objects: u64,
+    #[arg(long)]
+    connections: usize,
+    #[arg(long)]
+    cpu: usize,
 }
 
 /// Each server alone on one core, this client on another; every byte verified once, then pairs of blocks A B, B A.
@@ -298,6 +379,16 @@ fn main() -> ExitCode {
              engines -- disk PATH"
                 .to_owned(),
         )),
+        #[cfg(feature = "engines")]
+        Command::Engines(args) => compare_engines(&args),
+        #[cfg(feature = "engines")]
+        Command::EnginesServe(args) => serve_engine(&args),
+        #[cfg(not(feature = "engines"))]
+        Command::Engines(_) => Err(usage(
+            "engines: this forebay-bench was built without other runtimes: cargo run --release -p forebay-bench --features \
+             engines -- engines"
+                .to_owned(),
+        )),
         Command::Peers(args) => compare_peers(&args),
         Command::Try(args) => stop::on_signals().and_then(|stop| try_own_data(&args, stop)),
     };
@@ -310,11 +401,15 @@ fn main() -> ExitCode {
     }
 }
 
+/// Ends this process with the one that started it.
+fn exit_with_parent() -> Result<()> {
+    let signal = Some(rustix::process::Signal::TERM);
+    rustix::process::set_parent_process_death_signal(signal).context("tying this process to its parent")
+}
+
 fn origin(args: &OriginArgs) -> Result<u8> {
     if args.exit_with_parent {
-        let signal = Some(rustix::process::Signal::TERM);
-        rustix::process::set_parent_process_death_signal(signal)
-            .context("tying this process to its parent")?;
+        exit_with_parent()?;
     }
     pin(args.cpu)?;
     let mut origin = Origin::new(Profile::named(&args.profile).map_err(usage)?, args.seed);
@@ -426,6 +521,49 @@ fn read_drive(args: &DiskArgs) -> Result<u8> {
     };
     let found = disk::measure(&plan, stop)?;
     tell(args.json.as_deref(), &found.to_json(), &found.text())?;
+    Ok(0)
+}
+
+#[cfg(feature = "engines")]
+fn compare_engines(args: &EnginesArgs) -> Result<u8> {
+    let stop = stop::on_signals()?;
+    let cores = two_cores(args.server_cpu, args.cpu)?;
+    peers::network::enter();
+    let plan = engines::Plan {
+        runtimes: args.runtimes.clone(),
+        states: args.states.clone(),
+        sizes: args.sizes.clone(),
+        hot_bytes: args.hot_set,
+        drive_bytes: args.drive_set,
+        folder: args.folder.clone(),
+        connections: args.connections.into(),
+        block: args.block,
+        rounds: args.rounds,
+        cores,
+        program: std::env::current_exe().context("finding out where this program is")?,
+    };
+    let quiet = args.quiet;
+    let found = engines::measure(&plan, stop, &mut |line| {
+        if !quiet {
+            eprintln!("{line}");
+        }
+    })?;
+    tell(args.json.as_deref(), &found.to_json(), &found.text())?;
+    Ok(0)
+}
+
+#[cfg(feature = "engines")]
+fn serve_engine(args: &EnginesServeArgs) -> Result<u8> {
+    exit_with_parent()?;
+    let service = engines::Service {
+        runtime: args.runtime,
+        file: args.file.clone(),
+        size: args.size,
+        objects: args.objects,
+        connections: args.connections,
+        core: args.cpu,
+    };
+    engines::serve(&service)?;
     Ok(0)
 }
 

@@ -2,18 +2,8 @@
 
 mod common;
 
-use common::{assert_code, bench_command};
+use common::{assert_code, bench_command, skip};
 use serde_json::Value;
-
-/// Said to `tests/run`, which counts what was not run.
-fn skip(why: &str) {
-    eprintln!("SKIPPED {why}");
-    if let Some(path) = std::env::var_os("FOREBAY_SKIPS") {
-        use std::io::Write as _;
-        let mut file = std::fs::File::options().append(true).open(path).expect("the list of skips");
-        writeln!(file, "{why}").expect("written");
-    }
-}
 
 #[test]
 fn a_pair_of_blocks_with_nginx_and_a_row_for_who_is_missing() {

@@ -7,6 +7,7 @@
 //! how many of the ring's helper threads (io-wq) were seen: in steady state there are none.
 #![forbid(unsafe_code)]
 
+use super::figures::say;
 use crate::clock::now_ns;
 use crate::content::{Content, splitmix64};
 use crate::environment::Environment;
@@ -347,9 +348,6 @@ impl Ceiling {
         );
         for cell in &self.cells {
             let [rate, gb, p50, p99, p999, cpu, core, device, helpers] = cell.row();
-            let say = |figure: Option<f64>, digits: usize| {
-                figure.map_or("-".to_owned(), |figure| format!("{figure:.digits$}"))
-            };
             let _ = writeln!(
                 out,
                 "{:>15}{:>7}  {:<10}{:>9}{:>8}{:>9}{:>9}{:>9}  {:>10}{:>8}{:>8}{:>8}",

@@ -3,6 +3,7 @@
 //! ```text
 //!   disk    one thread, our engines ══ direct reads ══ a drive: what is left for a node to lose
 //!   net     null server (core A) ══ loopback ══ our own client (core B): what is left for a server to lose
+//!   engines the node's ring, tokio-uring, glommio (core A) ══ loopback ══ our own client (core B): what a runtime costs
 //! ```
 //!
 //! Run before any comparison. A figure near a ceiling says something of the ceiling, not of the server.
@@ -10,5 +11,8 @@
 
 #[cfg(feature = "engines")]
 pub mod disk;
+#[cfg(feature = "engines")]
+pub mod engines;
+mod figures;
 pub mod net;
 mod null;

@@ -4,13 +4,13 @@
 //! every other round. All blocks are kept; what is printed is the median of the blocks and the merged latencies.
 #![forbid(unsafe_code)]
 
+use super::figures::{Figures, HEADINGS, Measured};
 use super::null::{NullServer, Way};
 use crate::client::lanes::{EtagLedger, Job, Part, run as run_lanes};
 use crate::client::{Target, Verify};
 use crate::environment::Environment;
 use crate::processors::{core_busy_seconds, pin, thread_cpu_ns};
 use crate::recorder::Block;
-use crate::statistics::median_of;
 use crate::units::size_text;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -39,34 +39,12 @@ pub struct Plan {
     pub cores: (usize, usize),
 }
 
-/// One block.
-#[derive(Clone, Debug)]
-pub struct Measured {
-    block: Block,
-    server_cpu_s: Option<f64>,
-    server_core_s: Option<f64>,
-}
-
 /// All blocks of one size and way.
 #[derive(Clone, Debug)]
 pub struct Cell {
     size: u64,
     way: Way,
     blocks: Vec<Measured>,
-}
-
-/// The figures of a cell; `None` is what cannot be said.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Figures {
-    requests_s: Option<f64>,
-    gb_s: Option<f64>,
-    p50_ms: Option<f64>,
-    p99_ms: Option<f64>,
-    p999_ms: Option<f64>,
-    server_cpu_s_per_gb: Option<f64>,
-    server_core_s_per_gb: Option<f64>,
-    client_cpu_s_per_gb: Option<f64>,
-    client_share: Option<f64>,
 }
 
 /// What was found.
@@ -172,31 +150,6 @@ fn asked(job: &Job, stop: &AtomicBool) -> Result<Block> {
     Ok(block)
 }
 
-impl Cell {
-    fn figures(&self) -> Figures {
-        let of = |figure: &dyn Fn(&Measured) -> Option<f64>| median_of(self.blocks.iter().filter_map(figure));
-        let gigabytes =
-            |one: &Measured| Some(one.block.bytes as f64 / 1e9).filter(|gigabytes| *gigabytes > 0.0);
-        let mut merged = Block::default();
-        for one in &self.blocks {
-            merged.merge(&one.block);
-        }
-        Figures {
-            requests_s: of(&|one| one.block.transfer_window.qps()),
-            gb_s: of(&|one| {
-                Some(gigabytes(one)? / Some(one.block.transfer_window.seconds).filter(|s| *s > 0.0)?)
-            }),
-            p50_ms: merged.latency.percentile_ms(0.5),
-            p99_ms: merged.latency.percentile_ms(0.99),
-            p999_ms: merged.latency.percentile_ms(0.999),
-            server_cpu_s_per_gb: of(&|one| Some(one.server_cpu_s? / gigabytes(one)?)),
-            server_core_s_per_gb: of(&|one| Some(one.server_core_s? / gigabytes(one)?)),
-            client_cpu_s_per_gb: of(&|one| Some(one.block.client_cpu_seconds / gigabytes(one)?)),
-            client_share: of(&|one| one.block.client_cpu()),
-        }
-    }
-}
-
 impl Ceilings {
     /// For people.
     pub fn text(&self) -> String {
@@ -211,41 +164,10 @@ impl Ceilings {
             cores.1,
             block.as_secs_f64(),
         );
-        let _ = writeln!(
-            out,
-            "{:>15}  {:<13}{:>9}{:>8}{:>9}{:>9}{:>9}  {:>11}{:>8}  {:>11}{:>7}",
-            "size",
-            "body",
-            "req/s",
-            "GB/s",
-            "P50 ms",
-            "P99 ms",
-            "P99.9",
-            "srv CPUs/GB",
-            "core",
-            "cli CPUs/GB",
-            "busy"
-        );
+        let _ = writeln!(out, "{:>15}  {:<13}{HEADINGS}", "size", "body");
         for cell in &self.cells {
-            let figures = cell.figures();
-            let say = |figure: Option<f64>, digits: usize| {
-                figure.map_or("-".to_owned(), |figure| format!("{figure:.digits$}"))
-            };
-            let _ = writeln!(
-                out,
-                "{:>15}  {:<13}{:>9}{:>8}{:>9}{:>9}{:>9}  {:>11}{:>8}  {:>11}{:>7}",
-                size_text(cell.size),
-                cell.way.word(),
-                say(figures.requests_s, 0),
-                say(figures.gb_s, 2),
-                say(figures.p50_ms, 2),
-                say(figures.p99_ms, 2),
-                say(figures.p999_ms, 2),
-                say(figures.server_cpu_s_per_gb, 3),
-                say(figures.server_core_s_per_gb, 3),
-                say(figures.client_cpu_s_per_gb, 3),
-                say(figures.client_share, 2),
-            );
+            let figures = Figures::of(&cell.blocks);
+            let _ = writeln!(out, "{:>15}  {:<13}{figures}", size_text(cell.size), cell.way.word());
         }
         out.push_str(
             "medians of the blocks, percentiles of all; busy: share of its core that the client used. Where it is near 1 \
@@ -258,19 +180,8 @@ impl Ceilings {
     /// For programs: the plan, the machine, every block.
     pub fn to_json(&self) -> Value {
         let cells = self.cells.iter().map(|cell| {
-            let blocks = cell.blocks.iter().map(|one| {
-                json!({
-                    "requests": one.block.ops,
-                    "bytes": one.block.bytes,
-                    "seconds": one.block.transfer_window.seconds,
-                    "p50_ms": one.block.latency.percentile_ms(0.5),
-                    "p99_ms": one.block.latency.percentile_ms(0.99),
-                    "server_cpu_s": one.server_cpu_s,
-                    "server_core_s": one.server_core_s,
-                    "client_cpu_s": one.block.client_cpu_seconds,
-                })
-            });
-            json!({"size": cell.size, "body": cell.way.word(), "blocks": blocks.collect::<Vec<_>>()})
+            let blocks: Vec<Value> = cell.blocks.iter().map(Measured::to_json).collect();
+            json!({"size": cell.size, "body": cell.way.word(), "blocks": blocks})
         });
         json!({
             "schema": "forebay-bench net 1",
@@ -308,7 +219,7 @@ mod tests {
             [(1000, copied, 2), (1000, reference, 2), (100_000, copied, 2), (100_000, reference, 2)]
         );
         for cell in &found.cells {
-            let figures = cell.figures();
+            let figures = Figures::of(&cell.blocks);
             assert!(
                 figures.requests_s.is_some_and(|rate| rate > 0.0) && figures.gb_s.is_some(),
                 "{figures:?}"
@@ -319,11 +230,5 @@ mod tests {
         assert!(text.contains("100,000 bytes") && text.contains("by reference"), "{text}");
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
         assert_eq!(found.to_json()["cells"].as_array().map(Vec::len), Some(4));
-    }
-
-    #[test]
-    fn nothing_measured_is_said_as_nothing() {
-        let cell = Cell { size: 1, way: Way::Copied, blocks: Vec::new() };
-        assert_eq!(cell.figures(), Figures::default());
     }
 }

@@ -179,3 +179,12 @@ pub(crate) fn assert_code(output: &Output, code: i32) {
         String::from_utf8_lossy(&output.stderr)
     );
 }
+
+/// Said to `tests/run`, which counts what was not run.
+pub(crate) fn skip(why: &str) {
+    eprintln!("SKIPPED {why}");
+    if let Some(path) = std::env::var_os("FOREBAY_SKIPS") {
+        let mut file = std::fs::File::options().append(true).open(path).expect("the list of skips");
+        writeln!(file, "{why}").expect("written");
+    }
+}
