@@ -12,8 +12,8 @@
 //! * tokio-uring: header and body lie side by side, and leave in one write; direct reads into registered buffers;
 //! * glommio: the same in memory; direct reads by its `DmaFile`, whose buffers are its own, so header and body leave in two.
 //!
-//! Every byte of a cell is verified before it is measured. Blocks are counted beforehand and their order is reversed every
-//! other round; all are kept.
+//! Every byte of a cell is verified before it is measured; then the client lets the kernel drop bodies, or it would be what is
+//! measured. Blocks are counted beforehand and their order is reversed every other round; all are kept.
 #![forbid(unsafe_code)]
 
 use super::figures::{Figures, HEADINGS, Measured};
@@ -360,7 +360,8 @@ impl Server {
             concurrency: plan.connections,
             verify,
             part: Part::Whole,
-            discard: false,
+            // Or the client would be what is measured.
+            discard: verify == Verify::Length,
             needs_etag: false,
             headers: b"",
             signatures: None,
