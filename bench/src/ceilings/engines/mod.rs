@@ -301,14 +301,14 @@ fn cell_group(
         let server =
             Server { running, target: Target::parse(&url).map_err(anyhow::Error::msg)?, size, objects };
         // Each body once, in order.
-        server.asked(plan, objects, Verify::Full, stop).with_context(|| format!("verifying {what}"))?;
+        server.asked(plan, 0, objects, Verify::Full, stop).with_context(|| format!("verifying {what}"))?;
         let seconds = plan.block.as_secs_f64();
-        let trial = server.asked(plan, plan.connections as u64 * 4, Verify::Length, stop)?;
+        let trial = server.asked(plan, 0, plan.connections as u64 * 4, Verify::Length, stop)?;
         let counted = |block: &Block, seconds: f64| {
             let rate = block.transfer_window.qps().unwrap_or(1.0);
             (rate * seconds).ceil().max(plan.connections as f64) as u64
         };
-        let trial = server.asked(plan, counted(&trial, seconds / TRIAL_SHARE), Verify::Length, stop)?;
+        let trial = server.asked(plan, 0, counted(&trial, seconds / TRIAL_SHARE), Verify::Length, stop)?;
         servers.push((server, counted(&trial, seconds)));
         say(&format!("{what}: every byte verified"));
     }
@@ -317,6 +317,7 @@ fn cell_group(
         .iter()
         .map(|runtime| Cell { state, size, runtime: *runtime, blocks: Vec::new() })
         .collect();
+    let mut first = 0;
     for round in 0..plan.rounds {
         let mut order: Vec<usize> = (0..cells.len()).collect();
         if round % 2 == 1 {
@@ -325,7 +326,9 @@ fn cell_group(
         for place in order {
             let (server, count) = &servers[place];
             let before = (usage_of(server.running.id()).cpu_s, core_busy_seconds(plan.cores.0));
-            let block = server.asked(plan, *count, Verify::Length, stop)?;
+            // Other objects every time, and for each: what answers last may have been warmed below by the first.
+            first += *count;
+            let block = server.asked(plan, first, *count, Verify::Length, stop)?;
             let after = (usage_of(server.running.id()).cpu_s, core_busy_seconds(plan.cores.0));
             cells[place].blocks.push(Measured {
                 block,
@@ -346,13 +349,13 @@ struct Server {
 
 impl Server {
     /// A block in which nothing went wrong.
-    fn asked(&self, plan: &Plan, count: u64, verify: Verify, stop: &AtomicBool) -> Result<Block> {
+    fn asked(&self, plan: &Plan, first: u64, count: u64, verify: Verify, stop: &AtomicBool) -> Result<Block> {
         let job = Job {
             target: &self.target,
             content_bucket: BUCKET,
             prefix: PREFIX,
             objects: self.objects,
-            first: 0,
+            first,
             is_drawn: verify == Verify::Length,
             count,
             size: self.size,

@@ -13,6 +13,8 @@ use std::rc::Rc;
 use tokio::runtime::{Builder, LocalOptions};
 
 const PAGE_BYTES: usize = 2 << 20;
+/// Up to so many slots a page the arena has a slot size for each number.
+const EXACT_MAX: u64 = 12;
 /// Touches after which the arena counts bytes as hot.
 const TOUCHES: usize = 4;
 
@@ -30,8 +32,10 @@ struct Bodies {
 /// Memory, the ring, or the file is refused.
 pub(super) fn serve(service: &Service) -> Result<()> {
     let whole = |pieces: u64| {
-        // A page holds pieces of one size only.
-        (pieces.div_ceil(PAGE_BYTES as u64 / service.size).max(1) as usize + 1) * PAGE_BYTES
+        // A page holds slots of one size only, and a slot of the smaller sizes may be an eighth larger than its piece.
+        let fitting = PAGE_BYTES as u64 / service.size;
+        let slots = if fitting <= EXACT_MAX { fitting } else { fitting * 8 / 9 };
+        (pieces.div_ceil(slots) as usize + 1) * PAGE_BYTES
     };
     let set = if service.file.is_some() { PAGE_BYTES } else { whole(service.objects) };
     let reads = whole(service.connections as u64);
